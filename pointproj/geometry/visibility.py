@@ -28,48 +28,19 @@ def count_escapes(
     *,
     device: str,
 ) -> Int[np.ndarray, " Q"]:
-    """Count in how many directions a point sees no face.
+    """Count in how many directions a point sees no face: int32, (Q,), up to ``most + 1``.
 
-    Parameters
-    ----------
-    corners : float64 array, shape (F, 3, 3)
-        Of faces with area.
-    points : float32 array, shape (Q, 3)
-        Those that are near each other in the array had better be near each other in space.
-    directions : float64 array, shape (D, 3)
-    escaped : int32 array, shape (Q,)
-        Counted before.
-    most : int
-        From one more on, a point's other directions are not tested.
-    device : str
-        Where Warp runs.
-
-    Returns
-    -------
-    int32 array, shape (Q,)
-        Up to ``most + 1``, what was counted before included.
+    ``corners`` (float64) are those of faces with area. ``points`` (float32) that follow each other had better
+    be near each other. ``directions`` are float64. ``escaped`` (int32) were counted before, and are included;
+    from ``most + 1`` on, a point's other directions are not tested. ``device`` is where Warp runs.
     """
     with on_device(device):
         boxes = box_tree(corners)
         counts = wp.array(escaped, dtype=wp.int32)
-        wp.launch(
-            _count_kernel,
-            dim=len(points),
-            inputs=[
-                boxes.id,
-                wp.array(corners, dtype=wp.vec3d),
-                wp.array(directions, dtype=wp.vec3d),
-                wp.array(points, dtype=wp.vec3),
-                most,
-            ],
-            outputs=[counts],
-        )
+        faces, along = (wp.array(values, dtype=wp.vec3d) for values in (corners, directions))
+        inputs = [boxes.id, faces, along, wp.array(points, dtype=wp.vec3), most]
+        wp.launch(_count_kernel, dim=len(points), inputs=inputs, outputs=[counts])
         return counts.numpy()
-
-
-@wp.func
-def _dot(a: wp.vec3d, b: wp.vec3d) -> wp.float64:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
 @wp.func
@@ -77,7 +48,7 @@ def _inwards(start: wp.vec3d, end: wp.vec3d, direction: wp.vec3d) -> wp.vec4d:
     """Plane through an edge along a direction: normal and offset, positive on the face's side."""
     normal = wp.cross(direction, end - start)
     margin = _MARGIN * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
-    return wp.vec4d(normal[0], normal[1], normal[2], margin - _dot(normal, start))
+    return wp.vec4d(normal[0], normal[1], normal[2], margin - wp.dot(normal, start))
 
 
 @wp.func
@@ -87,15 +58,12 @@ def hidden_space(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, direction: wp.vec3d) -> 
     Its orientation makes no difference.
     """
     normal = wp.cross(b - a, c - a)
-    facing = _dot(normal, direction)
-    side = _ONE
-    if facing < _ZERO:
-        side = -_ONE
+    facing = wp.dot(normal, direction)
+    side = wp.where(facing < _ZERO, -_ONE, _ONE)
     normal = side * normal
     along = side * direction
-    before = wp.vec4d(
-        -normal[0], -normal[1], -normal[2], _dot(normal, a) - SURFACE_TOLERANCE * wp.abs(facing)
-    )
+    offset = wp.dot(normal, a) - SURFACE_TOLERANCE * wp.abs(facing)
+    before = wp.vec4d(-normal[0], -normal[1], -normal[2], offset)
     if facing == _ZERO:
         before = wp.vec4d(_ZERO, _ZERO, _ZERO, -_ONE)  # seen edge-on it hides nothing
     return wp.matrix_from_rows(before, _inwards(a, b, along), _inwards(b, c, along), _inwards(c, a, along))

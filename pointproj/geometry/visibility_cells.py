@@ -34,29 +34,15 @@ def count_escapes_by_cells(
 ) -> Int[np.ndarray, " Q"] | None:
     """Count as :func:`pointproj.geometry.visibility.count_escapes` does.
 
-    Parameters
-    ----------
-    corners, points, directions, escaped, most
-        As there; the large faces had better come last.
-
-    Returns
-    -------
-    int32 array, shape (Q,), or None
-        None if the lists would have more than :data:`CAPACITY` places.
+    The large faces had better come last. None if the lists would have more than :data:`CAPACITY` places.
     """
-    faces, points = wp.array(corners, dtype=wp.vec3d, device="cpu"), points.astype(np.float64)
     with on_device("cpu"):
         counts, entries = wp.array(escaped, dtype=wp.int32), wp.zeros(1, dtype=wp.int32)
+        vectors = (wp.array(values, dtype=wp.vec3d) for values in (directions, corners, points.astype(float)))
         wp.launch(
             _count_kernel,
             dim=1,
-            inputs=[
-                wp.array(_frames(directions), dtype=wp.mat33d),
-                wp.array(directions, dtype=wp.vec3d),
-                faces,
-                wp.array(points, dtype=wp.vec3d),
-                most,
-            ],
+            inputs=[wp.array(_frames(directions), dtype=wp.mat33d), *vectors, most],
             outputs=[
                 wp.empty(len(corners), dtype=wp.mat44d),
                 wp.empty((SIDE, SIDE), dtype=wp.int32),

@@ -27,12 +27,7 @@ from torch._inductor.exc import InductorError
 from pointproj.config import Config, nearest
 from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
-from pointproj.nn.visibility.edges import plain_nearest_edges
-from pointproj.nn.visibility.exact_planes import plain_exact_planes
-from pointproj.nn.visibility.face_planes import plain_spread_planes
-from pointproj.nn.visibility.local_planes import plain_local_planes
-from pointproj.nn.visibility.rays import plain_list_disks, plain_soft_visibility
-from pointproj.nn.visibility.sight_lines import plain_nearest_sight_lines
+from pointproj.nn.visibility.plain import FORMS
 from pointproj.ops.registry import BackendUnavailable, exportable, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
@@ -253,16 +248,9 @@ def _trace(network: CloudField, config: Config, device: torch.device) -> torch.e
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
-    forms = {
-        torch.ops.pointproj.local_planes.default: plain_local_planes,
-        torch.ops.pointproj.exact_planes.default: plain_exact_planes,
-        torch.ops.pointproj.spread_planes.default: plain_spread_planes,
-        torch.ops.pointproj.nearest_edges.default: plain_nearest_edges,
-        torch.ops.pointproj.list_disks.default: plain_list_disks,
-        torch.ops.pointproj.soft_visibility.default: plain_soft_visibility,
-        torch.ops.pointproj.nearest_sight_lines.default: plain_nearest_sight_lines,
-    }
-    return program.run_decompositions(forms)
+    return program.run_decompositions(
+        {getattr(torch.ops.pointproj, name).default: form for name, form in FORMS.items()}
+    )
 
 
 def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:

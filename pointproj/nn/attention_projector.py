@@ -102,15 +102,16 @@ class AttentionProjector(nn.Module):
         distances, rows = knn(
             query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
         )
+        neighbors = Neighbors(rows, distances)
+        rows = rows.clamp(min=0)  # of a query that is not finite any
         places = self._places(query_points, reference_points, distances, rows)
         queries = self.query(query_points)
-        neighbors = Neighbors(rows, distances)
         settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
         attended = attend(queries, keys.to(queries.dtype), values.to(queries.dtype), neighbors, **settings)
         predicted = self.query_mlp(torch.cat([attended, places[..., 0, :]], dim=-1))
         if self.predicts == "value":
             return predicted
-        away = _of_rows(reference_points, rows[..., :1]).squeeze(-2) - query_points
+        away = take_rows(reference_points, rows[..., 0]) - query_points
         return as_predicted(predicted, safe_sqrt(away.square().sum(-1, keepdim=True)), self.predicts)
 
     def forward(
@@ -129,16 +130,10 @@ class AttentionProjector(nn.Module):
     ) -> Float[Tensor, "*batch q k 4"]:
         """Displacements to the neighbours, and the distances, in units of the farthest; no gradients."""
         with torch.no_grad():
-            neighbors = _of_rows(reference_points, rows)
+            neighbors = take_rows(reference_points, rows)
             unit = distances[..., -1:, None].clamp(min=torch.finfo(distances.dtype).tiny)
             return torch.cat([neighbors - query_points[..., None, :], distances[..., None]], dim=-1) / unit
 
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""
         return f"k={self.k}, heads={self.heads}, backend={self.backend}"
-
-
-def _of_rows(points: Tensor, rows: Tensor) -> Float[Tensor, "*batch q k 3"]:
-    """Points of rows (..., Q, k) of each cloud; of a query that is not finite any."""
-    rows = rows.clamp(min=0)
-    return take_rows(points, rows) if points.ndim == 3 else take_rows(points[None], rows[None])[0]

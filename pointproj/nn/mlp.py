@@ -51,7 +51,7 @@ class MLP(nn.Sequential):
 
             layers = self[0], self[2], self[4]
             parameters = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-            result = narrow_mlp(matrix.contiguous(), parameters)
+            result = narrow_mlp(matrix.contiguous(), *parameters)
         else:
             result = super().forward(matrix)
         return result.view(*rows.shape[:-1], result.shape[-1])
@@ -73,7 +73,7 @@ def _kernels_run(device: torch.device) -> bool:
     single = {"dtype": torch.float32, "device": device}
     parameters = [torch.zeros(shape, **single) for shape in ((1, 1), (1,)) * 3]
     try:
-        narrow_mlp(torch.zeros(1, 1, **single), parameters)
+        narrow_mlp(torch.zeros(1, 1, **single), *parameters)
     except Exception as error:
         log.warning("MLPs run as matrix products, since Triton fails here: %s", error)
         return False

@@ -10,12 +10,14 @@ Each product is made of three TF32 ones, by splitting numbers into halves of 11 
 that of fp32.
 """
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 
 TILE = 64  # rows that go through the layers together
@@ -26,31 +28,16 @@ PROGRAMS = 512  # each leaves one partial sum of every gradient
 PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
 
-def narrow_mlp(rows: Tensor, parameters: list[Tensor]) -> Tensor:
-    """Contiguous fp32 ``rows`` (R, in) through three linear layers with ReLU between them: (R, out).
-
-    ``parameters`` are weight (out, in) and bias (out,) of each layer, contiguous fp32; no width is above 32.
-    """
-    return _mlp(rows, *parameters)
-
-
-def _forward(
-    rows: Tensor,
-    weight_1: Tensor,
-    bias_1: Tensor,
-    weight_2: Tensor,
-    bias_2: Tensor,
-    weight_3: Tensor,
-    bias_3: Tensor,
-) -> tuple[Tensor]:
-    parameters = weight_1, bias_1, weight_2, bias_2, weight_3, bias_3
+def _forward(rows: Tensor, *parameters: Tensor) -> tuple[Tensor]:
     if not runs_kernels(rows):
-        return (_layers(rows, *parameters),)
+        return (torch.addmm(parameters[5], _hidden(rows, *parameters)[1], parameters[4].T),)
     count = rows.shape[0]
-    result = rows.new_empty(count, weight_3.shape[0])
-    widths = _widths(*parameters)
-    launch(forward_kernel, (cdiv(count, TILE),), rows, *parameters, result, count, *widths, TILE)
+    result = rows.new_empty(count, parameters[4].shape[0])
+    launch(forward_kernel, (cdiv(count, TILE),), rows, *parameters, result, count, *_widths(parameters), TILE)
     return (result,)
+
+
+signed(_forward, dict.fromkeys(("rows", *PARAMETERS), Tensor), tuple[Tensor])
 
 
 def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
@@ -61,7 +48,7 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     count = rows.shape[0]
     d_rows = torch.empty_like(rows) if needs["rows"] else rows.new_empty(0)
     partial = rows.new_empty(PROGRAMS, sum(p.numel() for p in parameters))
-    widths = _widths(*parameters)
+    widths = _widths(parameters)
     tensors = rows, *parameters, grad, d_rows, partial
     ones = widths[0] < widths[3] and widths[1] < widths[4]
     settings = *widths, needs["rows"], ones, PROGRAMS, BACKWARD_TILE
@@ -80,15 +67,10 @@ def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tenso
     return torch.func.grad(along, argnums=tuple(range(len(inputs))))(*inputs)
 
 
-def _widths(weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor, *last: Tensor) -> tuple:
+def _widths(parameters: Sequence[Tensor]) -> tuple[int, ...]:
     """Widths in, hidden and out, and the powers of two that hold them (16 is the least a product takes)."""
-    widths = weight_1.shape[1], weight_2.shape[0], last[0].shape[0]
+    widths = parameters[0].shape[1], parameters[2].shape[0], parameters[4].shape[0]
     return *widths, *(max(16, triton.next_power_of_2(width)) for width in widths)
-
-
-def _layers(rows: Tensor, *parameters: Tensor) -> Tensor:
-    """The same in plain torch: the formulas, and what runs where no kernel does."""
-    return torch.addmm(parameters[5], _hidden(rows, *parameters)[1], parameters[4].T)
 
 
 def _hidden(rows: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +218,7 @@ def backward_kernel(
     store_partial(mine + third, sums_3, bias_sums_3, outs, hidden, OUTS, HIDDEN, ONES)
 
 
-_mlp = triton_op(
+narrow_mlp = triton_op(
     "pointproj::narrow_mlp",
     _forward,
     lambda rows, *parameters: (((rows.shape[0], parameters[-1].shape[0]), rows.dtype),),
@@ -244,3 +226,7 @@ _mlp = triton_op(
     backward=_backward,
     second_backward=_second_backward,
 )
+"""``(rows, weight_1, bias_1, ..., bias_3)``: rows (R, in) through three linear layers with ReLU between them.
+
+All are contiguous and fp32, weights (out, in), biases (out,), the result (R, out); no width is above 32.
+"""

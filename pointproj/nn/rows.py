@@ -5,10 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def take_rows(features: Float[Tensor, "b n c"], rows: Tensor) -> Tensor:
-    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C)."""
-    clouds, points, channels = features.shape
-    first = torch.arange(clouds, device=rows.device).view(-1, *(1,) * (rows.dim() - 1)) * points
-    return (
-        features.reshape(-1, channels).index_select(0, (rows + first).flatten()).view(*rows.shape, channels)
-    )
+def take_rows(features: Float[Tensor, "*batch n c"], rows: Tensor) -> Tensor:
+    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C); or of one cloud's."""
+    *clouds, points, channels = features.shape
+    if clouds:
+        first = torch.arange(*clouds, device=rows.device) * points
+        rows = rows + first.view(-1, *(1,) * (rows.dim() - 1))
+    return features.reshape(-1, channels).index_select(0, rows.flatten()).view(*rows.shape, channels)

@@ -37,7 +37,7 @@ def _problem(device: str, widths: tuple[int, int, int], count: int, dtype=torch.
     return [tensor.detach().to(device, dtype).requires_grad_() for tensor in tensors]
 
 
-def _layers(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+def _layers(rows: Tensor, *parameters: Tensor) -> Tensor:
     weight_1, bias_1, weight_2, bias_2, weight_3, bias_3 = parameters
     hidden = nn.functional.linear(rows, weight_1, bias_1).relu()
     hidden = nn.functional.linear(hidden, weight_2, bias_2).relu()
@@ -46,8 +46,8 @@ def _layers(rows: Tensor, parameters: list[Tensor]) -> Tensor:
 
 def _run(function: Callable, tensors: list[Tensor]) -> dict[str, Tensor]:
     """Result, first gradients, and the gradients of a penalty on the rows' gradient."""
-    rows, *parameters = tensors
-    result = function(rows, parameters)
+    rows = tensors[0]
+    result = function(*tensors)
     upstream = torch.linspace(-1, 2, result.numel(), device=rows.device, dtype=rows.dtype).view_as(result)
     gradients = torch.autograd.grad(result, tensors, upstream, create_graph=True)
     penalty = sum((gradient * gradient).sum() for gradient in gradients)
@@ -81,31 +81,30 @@ def test_derivatives_by_differences(device: str):
     if INTERPRETED or device == "cuda":
         pytest.skip("kernels are for fp32; the formulas are checked on a CPU")
     tensors = _problem(device, (3, 5, 2), 7, torch.float64)
-    function = lambda rows, *parameters: narrow_mlp(rows, list(parameters))  # noqa: E731
-    torch.autograd.gradcheck(function, tensors)
-    torch.autograd.gradgradcheck(function, tensors)
+    torch.autograd.gradcheck(narrow_mlp, tensors)
+    torch.autograd.gradgradcheck(narrow_mlp, tensors)
 
 
 def test_a_row_that_is_not_finite_stays_alone(device: str):
     rows, *parameters = _problem(device, (3, 25, 25), 100)
     broken = rows.detach().clone()
     broken[41, 1] = torch.nan
-    made = narrow_mlp(broken, parameters)
+    made = narrow_mlp(broken, *parameters)
     assert made[41].isnan().all()
     whole = torch.arange(100, device=device) != 41
-    torch.testing.assert_close(made[whole], narrow_mlp(rows, parameters)[whole])
+    torch.testing.assert_close(made[whole], narrow_mlp(rows, *parameters)[whole])
 
 
 def test_gradients_only_where_they_are_needed(device: str):
     rows, *parameters = _problem(device, (3, 9, 2), 20)
-    expected = torch.autograd.grad(_layers(rows, parameters).sum(), parameters)
-    made = torch.autograd.grad(narrow_mlp(rows.detach(), parameters).sum(), parameters)
+    expected = torch.autograd.grad(_layers(rows, *parameters).sum(), parameters)
+    made = torch.autograd.grad(narrow_mlp(rows.detach(), *parameters).sum(), parameters)
     for name, one, other in zip(PARAMETERS, made, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_where_triton_fails_products_take_over(monkeypatch: pytest.MonkeyPatch, caplog):
-    def fails(rows: Tensor, parameters: list[Tensor]) -> Tensor:
+    def fails(rows: Tensor, *parameters: Tensor) -> Tensor:
         raise RuntimeError("Failed to find C compiler")
 
     monkeypatch.setattr(narrow_mlp_module, "narrow_mlp", fails)

@@ -74,7 +74,7 @@ for _ in range(3):
 from pointproj.nn.narrow_mlp import narrow_mlp
 for _ in range(3):
     layers = [torch.rand(shape, requires_grad=True) for shape in ((4, 3), (4,), (4, 4), (4,), (2, 4), (2,))]
-    narrow_mlp(torch.rand(5, 3), layers).sum().backward()
+    narrow_mlp(torch.rand(5, 3), *layers).sum().backward()
 """,
         ),
     ],

@@ -3,7 +3,8 @@
 - ``surface``: planes, edges and disks of a cloud, without gradients;
 - ``rays``, ``sight_lines``: what is seen past the disks;
 - ``network``, ``attention``: what is learned from that;
-- ``constants``: every number that was tuned.
+- ``constants``: every number that was tuned;
+- ``plain``: operators without kernels.
 """
 
 from pointproj.nn.visibility.network import VisibilityNetwork

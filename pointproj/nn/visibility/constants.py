@@ -23,7 +23,6 @@ class LocalPlane:
     NOISE_RANK = 5  # the neighbour, in order of distance from the plane, that tells the noise
     NOISE_OF_RANK = 1.75  # standard deviation of the noise, in distances of that neighbour
     WITHIN = 1.5  # standard deviations of noise: distance at which a neighbour counts half
-    FARTHEST = 3.0  # such distances that a point is moved, at most
     REFINED = 3  # times that it is fitted to the neighbours on it
     FEW = 0.25  # share of neighbours on it, below which the surface is curved
     FEWEST = 0.05  # the same, below which its direction means nothing

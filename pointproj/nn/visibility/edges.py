@@ -5,9 +5,8 @@ import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import Edge, ExactPlane
-from pointproj.nn.visibility.kernels import displacements, kernel
+from pointproj.nn.visibility.kernels import Around, Numbers, Rows, Vectors, displacements, for_kernels, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 
@@ -28,8 +27,7 @@ def nearest_edges(
     those of exact planes, 0 for points that have none. Of up to three edges, the nearest first, the result
     has the unit vector in the plane towards the edge, and its distance; 0 where there is none.
     """
-    floats = (tensor.detach().float().contiguous() for tensor in (points, normals, radii))
-    points, normals, radii = floats
+    points, normals, radii = for_kernels(points, normals, radii)
     return _edges(points, rows[..., : 1 + ExactPlane.COUNTED].contiguous(), normals, radii)
 
 
@@ -39,33 +37,23 @@ def crossing(own: wp.vec3, other: wp.vec3, away: wp.vec3):
     along = other - wp.dot(other, own) * own
     slope = wp.length(along)
     if slope <= Edge.STEEPEST:
-        return wp.vec4(0.0, 0.0, 0.0, -1.0)
+        return along, -1.0
     distance = wp.dot(other, away) / slope
-    along = along / wp.where(distance < 0.0, -slope, slope)
-    return wp.vec4(along[0], along[1], along[2], wp.abs(distance))
+    return along / wp.where(distance < 0.0, -slope, slope), wp.abs(distance)
 
 
 @wp.func
-def direction_of_edge(edge: wp.vec4):
-    return wp.vec3(edge[0], edge[1], edge[2])
-
-
-@wp.func
-def shows_a_gap(own: wp.vec3, edge: wp.vec4, away: wp.vec3, near: float):
+def shows_a_gap(own: wp.vec3, towards: wp.vec3, away: wp.vec3, near: float):
     """Whether a neighbour is close to a plane, and not far along the edge at which its own crosses it."""
     height = wp.dot(own, away)
     aside = away - height * own
-    aside = aside - wp.dot(direction_of_edge(edge), aside) * direction_of_edge(edge)
+    aside = aside - wp.dot(towards, aside) * towards
     return wp.abs(height) < near and wp.length(aside) < near
 
 
 @kernel
 def edges_kernel(
-    around: wp.array3d(dtype=wp.vec3),
-    rows: wp.array3d(dtype=wp.int64),
-    normals: wp.array2d(dtype=wp.vec3),
-    radii: wp.array2d(dtype=wp.float32),
-    edges: wp.array3d(dtype=wp.vec4),
+    around: Around, rows: Rows, normals: Vectors, radii: Numbers, edges: wp.array3d(dtype=wp.vec4)
 ):
     """One thread a point, launched over (B, N)."""
     cloud, row = wp.tid()
@@ -77,31 +65,32 @@ def edges_kernel(
         for number in range(count):
             neighbor = int(rows[cloud, row, number + 1])
             if neighbor >= 0:
-                edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
-                if edge[3] >= 0.0 and edge[3] < radius:
-                    beyond = int(0)
+                its = around[cloud, row, number]
+                towards, distance = crossing(own, normals[cloud, neighbor], its)
+                if distance >= 0.0 and distance < radius:
+                    ended = int(1)
                     for place in range(count):
                         away = around[cloud, row, place]
-                        past = wp.dot(direction_of_edge(edge), away) > edge[3] + Edge.COPLANAR
+                        past = wp.dot(towards, away) > distance + Edge.COPLANAR
                         if past and wp.abs(wp.dot(own, away)) < Edge.COPLANAR:
-                            beyond = int(1)
-                    if beyond == 1 and shows_a_gap(own, edge, around[cloud, row, number], Edge.NEAR * radius):
-                        beyond = int(0)
-                    ends |= (1 - beyond) << number
+                            ended = int(0)
+                    if ended == 0 and shows_a_gap(own, towards, its, Edge.NEAR * radius):
+                        ended = int(1)
+                    ends |= ended << number
     best = wp.vec4()
     for place in range(Edge.COUNT):
-        before = direction_of_edge(best)
+        before = wp.vec3(best[0], best[1], best[2])
         best = wp.vec4()
         nearest = radius
         for number in range(count):
             if (ends >> number) & 1:
                 neighbor = int(rows[cloud, row, number + 1])
-                edge = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
-                if wp.dot(direction_of_edge(edge), before) > Edge.APART:
+                towards, distance = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
+                if wp.dot(towards, before) > Edge.APART:
                     ends &= ~(1 << number)  # about the same direction does not matter any more
-                elif edge[3] < nearest:
-                    best = edge
-                    nearest = edge[3]
+                elif distance < nearest:
+                    best = wp.vec4(towards[0], towards[1], towards[2], distance)
+                    nearest = distance
         edges[cloud, row, place] = best
 
 
@@ -114,36 +103,3 @@ def edges_kernel(
 def _edges(launch, points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor, edges: Tensor) -> None:
     around = displacements(launch, points, rows)[:, :, 1:]
     launch(edges_kernel, points.shape[:2], around, rows, normals, radii, edges, block_dim=64)
-
-
-def plain_nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor) -> Tensor:
-    """The same as operators of torch, which hold every pair of neighbours: what the kernel is held to."""
-    away = (take_rows(points, rows.clamp(min=0)) - points[:, :, None])[:, :, 1:]
-    others = torch.where(rows[..., None] < 0, 0.0, take_rows(normals, rows.clamp(min=0)))[:, :, 1:]
-    own = normals[:, :, None]
-    along = others - (others * own).sum(-1, keepdim=True) * own
-    slope = along.norm(dim=-1, keepdim=True)
-    towards = (others * away).sum(-1, keepdim=True) / slope.clamp(min=Edge.STEEPEST)
-    along = along / slope.clamp(min=Edge.STEEPEST) * torch.where(towards < 0, -1.0, 1.0)
-    distance = towards.abs()
-    height = (away * own).sum(-1, keepdim=True)
-    on_plane = height[..., 0].abs() < Edge.COPLANAR
-    aside = away - height * own
-    aside = aside - (along * aside).sum(-1, keepdim=True) * along
-    near = Edge.NEAR * radii[..., None, None]
-    gap = (height.abs() < near) & (aside.norm(dim=-1, keepdim=True) < near)
-    beyond = ((along @ away.mT > distance + Edge.COPLANAR) & on_plane[:, :, None]).any(-1, keepdim=True)
-    ends = (
-        (slope > Edge.STEEPEST)
-        & (gap | ~beyond)
-        & (distance < radii[..., None, None])
-        & own.any(-1, keepdim=True)
-    )
-    edges = []
-    for _ in range(Edge.COUNT):
-        nearest, place = torch.where(ends, distance, torch.inf).min(2, keepdim=True)
-        direction = along.gather(2, place.expand(-1, -1, -1, 3))
-        edge = torch.cat([direction, nearest], dim=-1)
-        edges.append(torch.where(nearest.isfinite(), edge, 0.0))
-        ends = ends & ((along * edges[-1][..., :3]).sum(-1, keepdim=True) <= Edge.APART)
-    return torch.cat(edges, dim=2)

@@ -6,24 +6,40 @@ if they agree with it, again and again; and then to all samples of the cloud tha
 their direction badly, but it is often one that wide faces have.
 """
 
+from typing import Annotated, NamedTuple
+
 import torch
+import warp as wp
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.nn.rows import take_rows
 from pointproj.nn.visibility.constants import FacePlane
 from pointproj.nn.visibility.directions import shared_directions
-from pointproj.nn.visibility.face_kernels import (
-    Fitted,
-    Noisy,
-    fit_kernel,
-    spread_kernel,
-    take_kernel,
-    turn_kernel,
-    whole_kernel,
-)
-from pointproj.nn.visibility.local_planes import least_axis
+from pointproj.nn.visibility.kernels import Numbers, Vectors, adjugate_power, for_kernels, kernel
+from pointproj.ops.bridge.warp_launch import record_struct
 from pointproj.ops.bridge.warp_op import warp_op
+
+Products = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
+
+
+class Fitted(NamedTuple):
+    """Planes of clouds of n points, and what they were fitted to."""
+
+    normals: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
+    means: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
+    covariances: Annotated[Tensor, Products, 2]  # (b, n, 2, 3): xx, yy, zz; yz, zx, xy
+
+
+class Noisy(NamedTuple):
+    """Clouds with noise, and the rows of each point's k nearest."""
+
+    points: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
+    rows: Annotated[Tensor, wp.int64, 3]  # (b, n, k)
+    sensors: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
+    noise: Annotated[Tensor, wp.float32, 1]  # (b,)
+
+
+FittedStruct, NoisyStruct = record_struct(Fitted), record_struct(Noisy)
 
 
 def spread_planes(
@@ -36,30 +52,238 @@ def spread_planes(
     """Improve the planes of points of clouds with noise: normals of either sign, and ways onto the planes.
 
     1. Each plane is moved to where the squared distances of the neighbours on it are least.
-    2. Each plane is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with
-       it in place and direction; again and again, so that what a sample tells spreads over its face, and not
-       over edges or to the other side of a board.
-    3. In the last rounds, each point takes the plane of the neighbour that has the most planes around it that
-       agree with it, of those that pass the point within the noise. So what lies at an edge or on a narrow
-       side gets the plane of a face.
-    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane passes
-       most neighbours within the noise, if these are nearly as many as on its own plane. Steps 1 to 3 are
-       repeated.
-    5. Each plane is fitted to all samples whose own planes agree with it, if there are enough of them.
+    2. Each is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with it in
+       place and direction; again and again, so that it spreads over its face, but not over edges.
+    3. In the last rounds, each point takes the plane of a neighbour: of those near the point, the one with
+       which most planes around it agree. So points at edges and on narrow sides get the plane of a face.
+    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane holds
+       most neighbours, if these are nearly as many as on its own plane. Steps 1 to 3 are repeated.
+    5. Each is fitted to all samples whose own planes agree with it, if there are enough of them.
 
     ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of first planes, 0
     for a point that has none. ``noise`` is the standard deviation of each cloud's; where it is 0, everything
     stays. ``sensors`` are unit vectors to those that saw the points, 0 where not known. The results have no
     gradients.
     """
-    where = points.detach().float().contiguous()
-    sensors = torch.zeros_like(where) if sensors is None else sensors
-    inputs = (tensor.detach().float().contiguous() for tensor in (sensors, noise.flatten(), normals))
-    normals, means = _spread(where, rows.contiguous(), *inputs)
+    sensors = torch.zeros_like(points) if sensors is None else sensors
+    where, *others = for_kernels(points, sensors, noise.flatten(), normals)
+    normals, means = _spread(where, rows.contiguous(), *others)
     off = ((means - where) * normals).sum(-1, keepdim=True)
     farthest = FacePlane.FARTHEST * noise
     off = torch.maximum(torch.minimum(off, farthest), -farthest)
     return normals.to(points.dtype), (off * normals).to(points.dtype)
+
+
+@wp.func
+def closeness(distance: float):
+    """How much counts what lies so far off: 1 at 0, 1 / 4 at 1."""
+    near = 1.0 / (1.0 + distance * distance)
+    return near * near
+
+
+@wp.func
+def not_opposite(clouds: NoisyStruct, cloud: int, row: int, other: int, normal: wp.vec3):
+    """0 if the sensors of two points are on different sides of a plane."""
+    one = wp.dot(clouds.sensors[cloud, row], normal)
+    return wp.where(one * wp.dot(clouds.sensors[cloud, other], normal) < 0.0, 0.0, 1.0)
+
+
+@wp.func
+def products_of(one: wp.vec3):
+    """The products xx, yy, zz and yz, zx, xy of a vector's parts."""
+    mixed = wp.vec3(one[1] * one[2], one[2] * one[0], one[0] * one[1])
+    return wp.matrix_from_rows(wp.cw_mul(one, one), mixed)
+
+
+@wp.func
+def least_squares(total: float, first: wp.vec3, second: Products, before: wp.vec3):
+    """Mean, covariance and normal, from a sum of weights and weighted sums of vectors and their products.
+
+    The normal is the unit eigenvector of the least eigenvalue, from high powers of the adjugate.
+    """
+    mean = first / total
+    covariance = second / total - products_of(mean)
+    yz, zx, xy = covariance[1, 0], covariance[1, 1], covariance[1, 2]
+    x = wp.vec3(covariance[0, 0] + FacePlane.FLAT, xy, zx)
+    y = wp.vec3(xy, covariance[0, 1] + FacePlane.FLAT, yz)
+    z = wp.vec3(zx, yz, covariance[0, 2] + FacePlane.FLAT)
+    axis = adjugate_power(x, y, z, FacePlane.SQUARED) * before
+    length = wp.length(axis)
+    return mean, covariance, wp.where(length > 1.0e-12, axis / length, before)
+
+
+@wp.func
+def foot(point: wp.vec3, normal: wp.vec3, mean: wp.vec3):
+    """Where a plane is nearest to a point."""
+    return point - wp.dot(point - mean, normal) * normal
+
+
+@kernel
+def fit_kernel(clouds: NoisyStruct, given: Vectors, fitted: FittedStruct):
+    """One thread a point, launched over (B, N): the plane that is nearest to the neighbours on it."""
+    cloud, row = wp.tid()
+    point = clouds.points[cloud, row]
+    normal = given[cloud, row]
+    within = FacePlane.WITHIN * clouds.noise[cloud]
+    centre = wp.vec3()
+    covariance = Products()
+    if within > 0.0 and wp.dot(normal, normal) > 0.0:
+        for _ in range(FacePlane.REFITTED):
+            total = float(1.0e-6)
+            first = wp.vec3()
+            second = Products()
+            for place in range(clouds.rows.shape[2]):
+                other = int(clouds.rows[cloud, row, place])
+                if other >= 0:
+                    away = clouds.points[cloud, other] - point - centre
+                    weight = closeness(wp.dot(away, normal) / within)
+                    weight *= not_opposite(clouds, cloud, row, other, normal)
+                    total += weight
+                    first += weight * away
+                    second += weight * products_of(away)
+            first, covariance, normal = least_squares(total, first, second, normal)
+            centre += first
+    fitted.normals[cloud, row] = normal
+    fitted.means[cloud, row] = point + centre
+    fitted.covariances[cloud, row] = covariance
+
+
+@kernel
+def spread_kernel(clouds: NoisyStruct, fitted: FittedStruct, spread: FittedStruct, support: Numbers):
+    """One thread a point, launched over (B, N): fit its plane to what its neighbours' are fitted to.
+
+    ``support`` gets the share of the neighbours' planes that agree with it.
+    """
+    cloud, row = wp.tid()
+    normal = fitted.normals[cloud, row]
+    mean = fitted.means[cloud, row]
+    covariance = Products()
+    total = float(0.0)
+    agreeing = FacePlane.AGREEING * clouds.noise[cloud]
+    if agreeing > 0.0 and wp.dot(normal, normal) > 0.0:
+        here = foot(clouds.points[cloud, row], normal, mean)
+        first = wp.vec3()
+        second = Products()
+        for place in range(clouds.rows.shape[2]):
+            other = int(clouds.rows[cloud, row, place])
+            if other >= 0:
+                its = fitted.normals[cloud, other]
+                centre = fitted.means[cloud, other]
+                between = foot(clouds.points[cloud, other], its, centre) - here
+                weight = closeness(wp.dot(between, normal) / agreeing)
+                weight *= closeness(wp.dot(between, its) / agreeing)
+                weight *= closeness(wp.length(wp.cross(its, normal)) / FacePlane.BENT)
+                weight *= not_opposite(clouds, cloud, row, other, normal)
+                away = centre - mean
+                total += weight
+                first += weight * away
+                second += weight * (products_of(away) + fitted.covariances[cloud, other])
+        # Its own plane agrees, so the total is 1 or more.
+        first, covariance, normal = least_squares(total, first, second, normal)
+        mean += first
+    spread.normals[cloud, row] = normal
+    spread.means[cloud, row] = mean
+    spread.covariances[cloud, row] = covariance
+    support[cloud, row] = total / float(clouds.rows.shape[2])
+
+
+@kernel
+def take_kernel(clouds: NoisyStruct, fitted: FittedStruct, support: Numbers, taken: FittedStruct):
+    """One thread a point, launched over (B, N): take the best plane of those of the neighbours."""
+    cloud, row = wp.tid()
+    point = clouds.points[cloud, row]
+    near = FacePlane.NEAR * clouds.noise[cloud]
+    best = row
+    most = float(0.0)
+    own = fitted.normals[cloud, row]
+    if near > 0.0 and wp.dot(own, own) > 0.0:
+        for place in range(clouds.rows.shape[2]):
+            other = int(clouds.rows[cloud, row, place])
+            if other >= 0:
+                its = fitted.normals[cloud, other]
+                height = wp.dot(point - fitted.means[cloud, other], its)
+                score = support[cloud, other] * closeness(height / near)
+                score *= not_opposite(clouds, cloud, row, other, its)
+                if score > most:
+                    most = score
+                    best = other
+    taken.normals[cloud, row] = fitted.normals[cloud, best]
+    taken.means[cloud, row] = fitted.means[cloud, best]
+    taken.covariances[cloud, row] = fitted.covariances[cloud, best]
+
+
+@kernel
+def turn_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, turned: Vectors):
+    """One thread a point, launched over (B, N): of its own normal and the directions of the cloud, the best.
+
+    That is the one in which a plane near the point holds most neighbours; on planes in directions of the
+    cloud they count more.
+    """
+    cloud, row = wp.tid()
+    point = clouds.points[cloud, row]
+    noise = clouds.noise[cloud]
+    best = normals[cloud, row]
+    if noise > 0.0 and wp.dot(best, best) > 0.0:
+        most = float(0.0)
+        for number in range(-1, directions.shape[1]):
+            normal = normals[cloud, row]
+            preferred = float(1.0)
+            if number >= 0:
+                normal = directions[cloud, number]
+                preferred = FacePlane.PREFERRED
+            if wp.dot(normal, normal) > 0.0:
+                height = float(0.0)
+                total = float(0.0)
+                for _ in range(FacePlane.MOVED + 1):
+                    first = float(0.0)
+                    total = float(0.0)
+                    for place in range(clouds.rows.shape[2]):
+                        other = int(clouds.rows[cloud, row, place])
+                        if other >= 0:
+                            its = wp.dot(clouds.points[cloud, other] - point, normal)
+                            weight = closeness((its - height) / (FacePlane.ON_TURNED * noise))
+                            weight *= not_opposite(clouds, cloud, row, other, normal)
+                            total += weight
+                            first += weight * its
+                    height = first / wp.max(total, 1.0e-6)
+                score = preferred * total * closeness(height / (FacePlane.NEAR_TURNED * noise))
+                if score > most:
+                    most = score
+                    best = normal
+    turned[cloud, row] = best
+
+
+@kernel
+def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct):
+    """One thread a point, launched over (B, N): fit its plane to all samples of which the planes agree."""
+    cloud, row = wp.tid()
+    normal = fitted.normals[cloud, row]
+    mean = fitted.means[cloud, row]
+    agreeing = FacePlane.AGREEING * clouds.noise[cloud]
+    if agreeing > 0.0 and wp.dot(normal, normal) > 0.0:
+        here = foot(clouds.points[cloud, row], normal, mean)
+        total = float(0.0)
+        first = wp.vec3()
+        second = Products()
+        for other in range(clouds.points.shape[1]):
+            its = fitted.normals[cloud, other]
+            if wp.abs(wp.dot(its, normal)) > 0.9:  # the others would have no weight, after more work
+                across = wp.cross(its, normal)
+                same = wp.max(1.0 - wp.dot(across, across) / (FacePlane.SAME * FacePlane.SAME), 0.0)
+                point = clouds.points[cloud, other]
+                between = foot(point, its, fitted.means[cloud, other]) - here
+                weight = closeness(wp.dot(between, normal) / agreeing) * same * same
+                weight *= not_opposite(clouds, cloud, row, other, normal)
+                if weight > 0.0:  # that of a point that is not finite is not
+                    away = point - mean
+                    total += weight
+                    first += weight * away
+                    second += weight * products_of(away)
+        if total > FacePlane.ENOUGH:
+            first, _covariance, normal = least_squares(total, first, second, normal)
+            mean += first
+    whole.normals[cloud, row] = normal
+    whole.means[cloud, row] = mean
 
 
 @warp_op(
@@ -110,129 +334,3 @@ def _spread_over_faces(
             launch(take_kernel, shape, clouds, now, support, other, block_dim=64)
             now, other = other, now
     # Rounds and last rounds are together an even number of swaps.
-
-
-def plain_spread_planes(
-    points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same as operators of torch: what the kernels are held to."""
-    given, has_plane = normals, (noise > 0)[:, None, None] & normals.any(-1, keepdim=True)
-    where = points, rows, sensors, noise[:, None, None, None].clamp(min=1e-12)
-    normals, means, support = _plain_spread_over_faces(*where, normals)
-    voters = torch.where((support > FacePlane.VOTING) & has_plane, normals, 0.0)
-    settings = {"same": FacePlane.SAME_DIRECTION, "rounds": FacePlane.MEANS, "least": FacePlane.VOTES}
-    turned = _plain_turned(*where, normals, shared_directions(voters, **settings))
-    normals, means, _ = _plain_spread_over_faces(*where, turned)
-    for _ in range(FacePlane.WHOLE):
-        normals, means = _plain_whole(points, sensors, where[-1][..., 0], normals, means)
-    return torch.where(has_plane, normals, given), torch.where(has_plane, means, points)
-
-
-def _plain_spread_over_faces(
-    points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normals, means and support of planes, fitted to the neighbours and spread."""
-    around, seen_from = (take_rows(one, rows.clamp(min=0)) for one in (points, sensors))
-
-    def counted(normal: Tensor) -> Tensor:
-        opposite = _dot(sensors[:, :, None], normal) * _dot(seen_from, normal) < 0
-        return (rows >= 0)[..., None] & ~opposite
-
-    means = points
-    for _ in range(FacePlane.REFITTED):
-        away, own = around - means[:, :, None], normals[:, :, None]
-        weights = _close(_dot(away, own) / (FacePlane.WITHIN * noise)) * counted(own)
-        normals, means, covariances, _ = _plain_fit(weights, away, 0.0, normals, means)
-    for number in range(FacePlane.ROUNDS):
-        fitted = torch.cat([normals, means, covariances.flatten(2)], dim=-1)
-        its, centres, spreads = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9), dim=-1)
-        own, feet = normals[:, :, None], around - _dot(around - centres, its) * its
-        between = feet - feet[:, :, :1]
-        across = torch.linalg.cross(its, own.expand_as(its)).norm(dim=-1, keepdim=True)
-        weights = _close(across / FacePlane.BENT) * counted(own)
-        for normal in (own, its):
-            weights = weights * _close(_dot(between, normal) / (FacePlane.AGREEING * noise))
-        given_moments = centres - means[:, :, None], spreads.unflatten(-1, (3, 3))
-        normals, means, covariances, support = _plain_fit(weights, *given_moments, normals, means)
-        if number >= FacePlane.ROUNDS - FacePlane.LAST_ROUNDS:
-            fitted = torch.cat([normals, means, covariances.flatten(2), support], dim=-1)
-            its, centres, _, of_its = take_rows(fitted, rows.clamp(min=0)).split((3, 3, 9, 1), dim=-1)
-            score = (
-                of_its
-                * _close(_dot(around[:, :, :1] - centres, its) / (FacePlane.NEAR * noise))
-                * counted(its)
-            )
-            best = rows.gather(2, score.argmax(2))
-            normals, means, covariances, _ = take_rows(fitted, best)[:, :, 0].split((3, 3, 9, 1), dim=-1)
-            covariances = covariances.unflatten(-1, (3, 3))
-    return normals, means, support
-
-
-def _plain_turned(
-    points: Tensor,
-    rows: Tensor,
-    sensors: Tensor,
-    noise: Tensor,
-    normals: Tensor,
-    directions: Float[Tensor, "b d 3"],
-) -> Tensor:
-    """Of the points' own normals and the directions of the cloud, those with most neighbours on a plane."""
-    around, seen_from = (take_rows(one, rows.clamp(min=0)) for one in (points, sensors))
-    tried = directions[:, None].expand(-1, points.shape[1], -1, -1)
-    tried = torch.cat([normals[:, :, None], tried], dim=2)  # (B, N, 1 + d, 3)
-    heights = tried @ (around - points[:, :, None]).mT  # (B, N, 1 + d, k)
-    opposite = _dot(tried, sensors[:, :, None]) * (tried @ seen_from.mT) < 0
-    counted = (rows >= 0)[:, :, None] & ~opposite
-    moved = torch.zeros_like(heights[..., :1])
-    for _ in range(FacePlane.MOVED + 1):
-        weights = _close((heights - moved) / (FacePlane.ON_TURNED * noise)) * counted
-        total = weights.sum(-1, keepdim=True)
-        moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
-    score = (total * _close(moved / (FacePlane.NEAR_TURNED * noise)))[..., 0] * tried.any(-1)
-    score = torch.cat([score[..., :1], FacePlane.PREFERRED * score[..., 1:]], dim=-1)  # first the point's own
-    return tried.gather(2, score.argmax(2)[..., None, None].expand(-1, -1, 1, 3))[:, :, 0]
-
-
-def _plain_whole(
-    points: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor, means: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Normals and means of the planes that are nearest to all samples whose planes agree."""
-    feet = points - _dot(points - means, normals) * normals
-    heights = normals @ feet.mT - _dot(normals, feet)
-    same = (1 - (1 - (normals @ normals.mT).square()) / FacePlane.SAME**2).clamp(0, 1)
-    towards = sensors @ normals.mT
-    opposite = towards.diagonal(dim1=1, dim2=2)[..., None] * towards.mT < 0
-    weights = _close(heights / (FacePlane.AGREEING * noise)) * same.square()
-    weights = weights * ~opposite
-    total = weights.sum(-1, keepdim=True)
-    first = weights @ points / total
-    products = (points[..., None] * points[..., None, :]).flatten(2)
-    second = (weights @ products / total).unflatten(-1, (3, 3))
-    covariances = second - first[..., None] * first[..., None, :]
-    enough, axes = total > FacePlane.ENOUGH, _plain_axes(covariances, normals)
-    return torch.where(enough, axes, normals), torch.where(enough, first, means)
-
-
-def _dot(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum(-1, keepdim=True)
-
-
-def _close(distance: Tensor) -> Tensor:
-    return (1 + distance.square()).reciprocal().square()
-
-
-def _plain_fit(
-    weights: Tensor, away: Tensor, spreads: Tensor | float, normals: Tensor, means: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normals, means and covariances of weighted samples or planes around points; and the mean weight."""
-    total = weights.sum(2).clamp(min=1e-6)
-    first = (weights * away).sum(2) / total
-    second = (weights[..., None] * (away[..., None] * away[..., None, :] + spreads)).sum(2)
-    covariances = second / total[..., None] - first[..., None] * first[..., None, :]
-    return _plain_axes(covariances, normals), means + first, covariances, total / weights.shape[2]
-
-
-def _plain_axes(covariances: Tensor, normals: Tensor) -> Tensor:
-    """Unit eigenvectors of the least eigenvalues, on the sides of the normals."""
-    axes = least_axis(1e-6 / FacePlane.FLAT * covariances, FacePlane.SQUARED)
-    return torch.where(_dot(axes, normals) < 0, -axes, axes)

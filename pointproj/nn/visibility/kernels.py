@@ -1,4 +1,4 @@
-"""What the Warp kernels of this folder share: their options, and displacements of neighbours."""
+"""What the Warp kernels of this folder share: options, arrays, and displacements of neighbours."""
 
 from functools import partial
 
@@ -9,11 +9,21 @@ from torch import Tensor
 # No fused multiply-add, so that CPU and CUDA compute the same; nothing here has gradients.
 kernel = partial(wp.kernel, module="unique", module_options={"fuse_fp": False, "enable_backward": False})
 
+Scales = wp.array(dtype=wp.float32)  # (b,)
+Numbers = wp.array2d(dtype=wp.float32)  # (b, n)
+Vectors = wp.array2d(dtype=wp.vec3)  # (b, n)
+Fours = wp.array2d(dtype=wp.vec4)  # (b, n)
+Around = wp.array3d(dtype=wp.vec3)  # (b, n, k)
+Rows = wp.array3d(dtype=wp.int64)  # (b, n, k)
+
+
+def for_kernels(*tensors: Tensor) -> list[Tensor]:
+    """Tensors as kernels take them: without gradients, dense, in single precision."""
+    return [tensor.detach().float().contiguous() for tensor in tensors]
+
 
 @kernel
-def around_kernel(
-    points: wp.array2d(dtype=wp.vec3), rows: wp.array3d(dtype=wp.int64), around: wp.array3d(dtype=wp.vec3)
-):
+def around_kernel(points: Vectors, rows: Rows, around: Around):
     """One thread a neighbour, launched over (B, k, N)."""
     cloud, place, row = wp.tid()
     neighbor = int(rows[cloud, row, place])

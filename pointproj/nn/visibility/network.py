@@ -11,7 +11,8 @@ from pointproj.nn.context import aggregate_with_context
 from pointproj.nn.projector import as_predicted, last_mlp
 from pointproj.nn.visibility.attention import SideAttention, full_precision
 from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
-from pointproj.nn.visibility.rays import DiskGrid, soft_visibility
+from pointproj.nn.visibility.disk_grid import DiskGrid
+from pointproj.nn.visibility.rays import soft_visibility
 from pointproj.nn.visibility.sight_lines import nearest_sight_lines
 from pointproj.nn.visibility.surface import NEIGHBORS, find_surface
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
@@ -127,7 +128,9 @@ class VisibilityNetwork(nn.Module):
             index = None  # one of a single cloud does not fit a batch of one
         if index is None:
             index = build_index(reference_points, backend=self.backend)
-        features, sensors = self._split(reference_points, features)
+        if features is None:
+            features = reference_points.new_zeros(*reference_points.shape[:2], 3 * self.sensors)
+        features, sensors = features.tensor_split((features.shape[-1] - 3 * self.sensors,), dim=-1)
         with full_precision(reference_points):
             k = max(self.neighbors, NEIGHBORS)
             distances, rows = self._nearest(reference_points, reference_points, index, k)
@@ -181,17 +184,6 @@ class VisibilityNetwork(nn.Module):
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
         return self.decode(query_points, self.encode(reference_points, features, index=index))
-
-    def _split(
-        self, reference_points: Tensor, features: Tensor | None
-    ) -> tuple[Float[Tensor, "b n c"], Float[Tensor, "b n s"]]:
-        """What else is known of the points; and the directions of the sensors, without channels if unused."""
-        nothing = reference_points[..., :0]
-        if not self.sensors:
-            return nothing if features is None else features, nothing
-        if features is None:
-            return nothing, torch.zeros_like(reference_points)
-        return features[..., :-3], features[..., -3:]
 
     def _nearest(
         self, query_points: Tensor, reference_points: Tensor, index: Index, k: int

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import SightLine
-from pointproj.nn.visibility.kernels import kernel
+from pointproj.nn.visibility.kernels import Scales, Vectors, for_kernels, kernel
 from pointproj.ops.bridge.warp_op import warp_op
 
 
@@ -23,28 +23,12 @@ def nearest_sight_lines(
     is the distance of the nearest line that begins before it passes the point, and of the nearest one that
     has come as far as ``beyond`` by then: 1000 where there is none, NaN for a point that is not finite.
     """
-    inputs = (tensor.detach().float().contiguous() for tensor in (points, samples, sensors, beyond))
-    return _nearest(*inputs).to(points.dtype)
-
-
-def plain_nearest_sight_lines(points: Tensor, samples: Tensor, sensors: Tensor, beyond: Tensor) -> Tensor:
-    """The same as operators of torch, which hold every pair: what the kernel is held to."""
-    away = points[:, :, None] - samples[:, None]
-    ahead = (away * sensors[:, None]).sum(-1)
-    squared = (away.square().sum(-1) - ahead.square()).clamp(min=0)
-    begun = ahead > 0, ahead > beyond[:, None, None]
-    known = beyond[:, None, None] > 0
-    nearest = [torch.where(one & known, squared, SightLine.NONE**2).amin(-1).sqrt() for one in begun]
-    return torch.where(points.isfinite().all(-1, keepdim=True), torch.stack(nearest, dim=-1), torch.nan)
+    return _nearest(*for_kernels(points, samples, sensors, beyond)).to(points.dtype)
 
 
 @kernel
 def nearest_kernel(
-    points: wp.array2d(dtype=wp.vec3),
-    samples: wp.array2d(dtype=wp.vec3),
-    sensors: wp.array2d(dtype=wp.vec3),
-    beyond: wp.array(dtype=wp.float32),
-    nearest: wp.array2d(dtype=wp.vec2),
+    points: Vectors, samples: Vectors, sensors: Vectors, beyond: Scales, nearest: wp.array2d(dtype=wp.vec2)
 ):
     """One thread a point; launched over (B, Q). Every line is tried."""
     cloud, number = wp.tid()

@@ -11,12 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.nn.visibility.constants import Cloud, Disk, ExactPlane
-from pointproj.nn.visibility.disk_grid import DiskGrid
+from pointproj.nn.visibility.disk_grid import DiskGrid, disk_grid
 from pointproj.nn.visibility.edges import nearest_edges
 from pointproj.nn.visibility.exact_planes import exact_planes
 from pointproj.nn.visibility.face_planes import spread_planes
 from pointproj.nn.visibility.local_planes import local_planes
-from pointproj.nn.visibility.rays import disk_grid
 
 PLANE_ROWS = 1 + Cloud.PLANE_NEIGHBORS  # each point is its own nearest
 NEIGHBORS = max(PLANE_ROWS, 1 + ExactPlane.COUNTED)
@@ -53,12 +52,12 @@ def find_surface(
     none is.
     """
     near = rows[..., :PLANE_ROWS]
-    local, exact = local_planes(points, near, Cloud.UNIT), exact_planes(points, rows)
-    is_exact = exact.support > 0
+    local, (exact, exact_fit) = local_planes(points, near), exact_planes(points, rows)
+    is_exact = exact_fit > 0
     noise = torch.where(is_exact.float().mean(1, keepdim=True) > Cloud.EXACT_SHARE, 0.0, local.noise)
-    normals = torch.where(is_exact, exact.normals.to(points.dtype), local.normals)
+    normals = torch.where(is_exact, exact.to(points.dtype), local.normals)
     normals, shift = spread_planes(points, near, normals, noise, sensors if sensors.shape[-1] else None)
-    exact_fit = exact.support.to(points.dtype)
+    exact_fit = exact_fit.to(points.dtype)
     holes = distances[..., Disk.HOLE_NEIGHBOR]
     holes = torch.minimum(holes, Disk.LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
     radii = _radii(holes, distances[..., ExactPlane.COUNTED : ExactPlane.COUNTED + 1], exact_fit)
@@ -75,9 +74,7 @@ def _radii(
     About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
     """
     on_plane = ExactPlane.COUNTED * exact_fit.clamp(min=1 / ExactPlane.COUNTED)
-    own = (
-        farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()
-    )  # if these fill a circle that reaches the farthest
+    own = farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()  # if a circle up to the farthest is filled evenly
     largest = Disk.LARGEST_ON_PLANE * holes.mean(1, keepdim=True)
     own = torch.minimum(torch.maximum(own, holes), largest)
     return torch.where(exact_fit > 0, own, holes)[..., 0]

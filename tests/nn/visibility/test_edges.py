@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pointproj import knn
-from pointproj.nn.visibility.edges import nearest_edges, plain_nearest_edges
+from pointproj.nn.visibility import plain
+from pointproj.nn.visibility.edges import nearest_edges
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RADIUS = 0.09
@@ -73,9 +74,9 @@ def test_the_kernel_finds_what_operators_of_torch_find(device):
     rows = around(points)
     rows[0, 3, 5:] = -1
     inputs = [tensor.to(device) for tensor in (points, rows, normals, radii_of(points))]
-    found, plain = nearest_edges(*inputs), plain_nearest_edges(*inputs)
+    found = nearest_edges(*inputs)
     assert found.shape == (2, 301, 3, 4)
-    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, plain.nearest_edges(*inputs), atol=1e-5, rtol=0)
     assert found[:, ::7].count_nonzero() == 0 < found.count_nonzero()
 
 

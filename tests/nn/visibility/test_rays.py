@@ -5,11 +5,19 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from pointproj.nn.visibility.constants import Ray
-from pointproj.nn.visibility.disk_grid import PAIRS, directions, neighboring
-from pointproj.nn.visibility.rays import DiskGrid, disk_grid, plain_soft_visibility, soft_visibility
+from pointproj.nn.visibility import disk_grid as disk_grid_module
+from pointproj.nn.visibility import plain
+from pointproj.nn.visibility.constants import Edge, Ray
+from pointproj.nn.visibility.disk_grid import DiskGrid
+from pointproj.nn.visibility.rays import PAIRS, directions, neighboring, soft_visibility
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def disk_grid(points, normals, radii, edges=None):
+    if edges is None:
+        edges = points.new_zeros(*points.shape[:2], Edge.COUNT, 4)
+    return disk_grid_module.disk_grid(points, normals, radii, edges)
 
 
 def random_disks(clouds, points, seed, largest=0.3):
@@ -25,7 +33,7 @@ def random_points(clouds, points, seed):
 
 def expected(points, grid):
     in_double = [tensor.double() if tensor.is_floating_point() else tensor for tensor in grid]
-    return plain_soft_visibility(points.double(), *in_double).float()
+    return plain.soft_visibility(points.double(), *in_double).float()
 
 
 def ball(points=800, radius=0.7):

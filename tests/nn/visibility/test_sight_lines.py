@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.constants import SightLine
-from pointproj.nn.visibility.sight_lines import nearest_sight_lines, plain_nearest_sight_lines
+from pointproj.nn.visibility.sight_lines import nearest_sight_lines
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -22,8 +23,8 @@ def test_distances_are_those_of_the_nearest_lines(device):
     points, samples, sensors = (tensor.to(device) for tensor in scan())
     beyond = torch.tensor([0.3, 1.1], device=device)
     got = nearest_sight_lines(points, samples, sensors, beyond)
-    plain = plain_nearest_sight_lines(*(tensor.double() for tensor in (points, samples, sensors, beyond)))
-    torch.testing.assert_close(got.double(), plain, atol=1e-5, rtol=1e-5)
+    in_torch = plain.nearest_sight_lines(*(tensor.double() for tensor in (points, samples, sensors, beyond)))
+    torch.testing.assert_close(got.double(), in_torch, atol=1e-5, rtol=1e-5)
     away = points.double()[:, :, None] - samples.double()[:, None]
     ahead = (away * sensors.double()[:, None]).sum(-1)
     distance = (away.square().sum(-1) - ahead.square()).clamp(min=0).sqrt()
@@ -38,7 +39,7 @@ def test_clouds_without_lines_and_points_that_are_not_finite(device):
     points[0, 3, 1] = torch.inf
     inputs = points, samples, sensors, torch.tensor([0.0, 0.3], device=device)
     got = nearest_sight_lines(*inputs)
-    torch.testing.assert_close(got, plain_nearest_sight_lines(*inputs), equal_nan=True, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(got, plain.nearest_sight_lines(*inputs), equal_nan=True, atol=1e-5, rtol=1e-5)
     others = torch.arange(points.shape[1], device=device) != 3
     assert (got[0, others] == SightLine.NONE).all()
     assert got[0, 3].isnan().all()
