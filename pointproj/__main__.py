@@ -19,9 +19,6 @@ class Command(NamedTuple):
     summary: str
     module: str  # whose main() takes the arguments, and returns the exit code or None for 0
 
-    def run(self, arguments: Sequence[str]) -> int:
-        return import_module(self.module).main(arguments) or 0
-
 
 LIBRARY = {
     "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "pointproj.doctor"),
@@ -54,23 +51,24 @@ APPLICATION = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names.
+    """Run the command that ``arguments`` name, those of the process by default; return the exit code.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Command and its arguments; those of the process by default.
-
-    Returns
-    -------
-    int
-        Exit code: 0 for success, 1 for failure, 2 for a command line that makes no sense, 130 after Ctrl-C.
+    That is 0 for success, 1 for failure, 2 for a command line that makes no sense, and 130 after Ctrl-C.
     """
-    parser = _parser()
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj",
+        usage="%(prog)s COMMAND ...",
+        description="Operators for point clouds, and the application that trains networks with them.",
+        epilog=f"{_listed('library', LIBRARY)}\n\n{_listed('application', APPLICATION)}\n\n"
+        "COMMAND --help shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", metavar="COMMAND", choices=[*LIBRARY, *APPLICATION], help="see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command")
+    given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if given.command in LIBRARY:
-        return LIBRARY[given.command].run(given.arguments)
+        return import_module(LIBRARY[given.command].module).main(given.arguments) or 0
 
     from pointproj.doctor import missing_application
 
@@ -85,21 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with exit_on_user_error():
-        return APPLICATION[given.command].run(given.arguments)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pointproj",
-        usage="%(prog)s COMMAND ...",
-        description="Operators for point clouds, and the application that trains networks with them.",
-        epilog=f"{_listed('library', LIBRARY)}\n\n{_listed('application', APPLICATION)}\n\n"
-        "COMMAND --help shows the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("command", metavar="COMMAND", choices=[*LIBRARY, *APPLICATION], help="see below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command")
-    return parser
+        return import_module(APPLICATION[given.command].module).main(given.arguments) or 0
 
 
 def _listed(title: str, commands: dict[str, Command]) -> str:

@@ -29,21 +29,9 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show how far a loop has come; what is logged or printed meanwhile stands above a bar.
 
-    Parameters
-    ----------
-    title : str
-        What is being done.
-    total, done : int
-        Steps (or bytes, with ``unit="bytes"``) of the whole, and those that were done before.
-    unit : str
-        Name of the steps in log lines.
-    lines : bool
-        Whether to log lines where there is no terminal, at most one in :data:`SECONDS_BETWEEN_LINES`.
-
-    Yields
-    ------
-    callable
-        Call it with the number of steps just done.
+    Yields a function to be called with the number of steps just done. ``total`` and ``done`` are steps, or
+    bytes with ``unit="bytes"``, of the whole and from before. Where there is no terminal, log lines name the
+    ``unit``, at most one in :data:`SECONDS_BETWEEN_LINES`; none with ``lines=False``.
     """
     console = Console(stderr=True)
     if not (lines or console.is_terminal):
@@ -85,9 +73,8 @@ def _below_the_log(bar: Progress) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     with bar:
         replaced = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
-        handlers = [
-            each for each in logging.getLogger().handlers if getattr(each, "stream", None) in replaced
-        ]
+        root = logging.getLogger()
+        handlers = [each for each in root.handlers if getattr(each, "stream", None) in replaced]
         previous = [handler.setStream(replaced[handler.stream]) for handler in handlers]
         try:
             yield

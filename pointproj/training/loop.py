@@ -7,7 +7,6 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,23 @@ from typing import Any, NamedTuple
 import torch
 
 from pointproj.config import Config, ConfigError, nearest
-from pointproj.data.dataset import PreparedData, prepare
+from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import names as backend_names
-from pointproj.ops.registry import resolve, use_options
+from pointproj.ops.registry import resolve, use_options, waits
 from pointproj.runtime.compiler import choose_compilers
-from pointproj.runtime.devices import choose_device, device_text
+from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes, StopTogether, join
 from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, open_logger
-from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
+from pointproj.runtime.memory import (
+    explained_out_of_memory,
+    graphs_unsupported,
+    peak_bytes,
+    reset_peak,
+    statistics,
+)
 from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
@@ -38,7 +43,7 @@ from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import TrainingStep, capture_obstacle, time_step
+from pointproj.training.step import TrainingStep, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
@@ -98,19 +103,19 @@ def _choose_execution(config: Config) -> Execution:
         listed = ", ".join(known)
         raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
     backend, why = resolve(name, device.type, config.projector.OPERATOR)
-    log.info("device    %s", device_text(device))
+    gpu = device.type == "cuda"
+    about = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
+    log.info("device    %s (%s)", device, about)
     log.info("backend   %s: %s", backend, why)
     use_options(name, config.backend.algorithm)
-    capture = config.compile and device.type == "cuda"
-    if capture:
+    obstacle = None
+    if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.name != "visibility")
-        obstacle = capture_obstacle(backend)
+        obstacle = graphs_unsupported() or waits(backend)
         if obstacle:
-            capture = False
-            log.warning(
-                "compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle
-            )
-    return Execution(device, backend, capture, join())
+            words = "compile=true compiles the model but captures no CUDA graph of the step"
+            log.warning("%s: %s", words, obstacle)
+    return Execution(device, backend, config.compile and gpu and not obstacle, join())
 
 
 class Training:
@@ -145,7 +150,8 @@ class Training:
         self.pending: tuple[Status, float | None] | None = None
         normals = bool(config.projector.normals)
         self.untrained = untrained_predictor(config.target.name, self.backend, normals=normals)
-        self.baseline = self.evaluate(self.untrained, self.loader.validation())
+        self.chosen_by = data.test if data.validation is None else data.validation  # checkpoints are
+        self.baseline = self._evaluate(self.untrained, self.chosen_by)
 
     def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning, from weights or from a checkpoint; report, and return the report."""
@@ -170,7 +176,9 @@ class Training:
             advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
-            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
+            steps = TrainingStep._run, TrainingStep._loss_with_gradients
+            timed = *steps, type(self.model).forward, knn_aggregate, radius_aggregate
+            profiler = StepProfiler(config.profiler, self.run_folder.path, timed)
             stack.enter_context(closing(profiler))
             while position.epoch < config.training.epochs:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
@@ -188,11 +196,6 @@ class Training:
                     self._validate()
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
-
-    def _profiled_functions(self) -> list[Callable[..., Any]]:
-        """Where the time of a step is spent in Python."""
-        step = TrainingStep._run, TrainingStep._loss_with_gradients
-        return [*step, type(self.model).forward, knn_aggregate, radius_aggregate]
 
     def _train_step(self, batch: dict[str, Any]) -> None:
         config, position = self.config, self.position
@@ -244,7 +247,7 @@ class Training:
     def _validate(self) -> None:
         """Measure the model on the validation meshes, and keep it if it is the best so far."""
         position = self.position
-        evaluation = self.evaluate(self.predict, self.loader.validation())
+        evaluation = self._evaluate(self.predict, self.chosen_by)
         error = evaluation.error
         position.errors.append([position.step, error])
         log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
@@ -253,14 +256,14 @@ class Training:
             position.best = error
             self._save(checkpoint.BEST)
 
-    def evaluate(self, predict: Predictor, batches: Iterable[dict[str, Any]]) -> Evaluation:
+    def _evaluate(self, predict: Predictor, dataset: ShapeDataset) -> Evaluation:
+        batches = self.loader.unseen(dataset)
         return evaluate(predict, batches, self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
-        self.run_folder.log_metrics(
-            {"split": split, "epoch": position.epoch, "step": position.step, **values}
-        )
+        facts = {"split": split, "epoch": position.epoch, "step": position.step}
+        self.run_folder.log_metrics({**facts, **values})
         self.logger.metrics({f"{split}/{name}": value for name, value in values.items()}, position.step)
 
     def _save(self, name: str) -> None:
@@ -305,9 +308,7 @@ class Training:
     def _write_report(self) -> dict[str, Any]:
         """Test, draw, time the step, and write ``metrics.json``, which is returned."""
         config, position, step = self.config, self.position, self.step
-        tested, baseline = (
-            self.evaluate(each, self.loader.test()) for each in (self.predict, self.untrained)
-        )
+        tested, baseline = (self._evaluate(each, self.data.test) for each in (self.predict, self.untrained))
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
         compared = report.comparison(tested, baseline, position.errors[0][1])
         unseen = f"{len(self.data.test)} unseen meshes"
@@ -355,15 +356,11 @@ class Training:
         log.info("network   %s(%s)", type(self.model).__name__, self.model.extra_repr())
         log.info("          %s parameters, %s, %s%s", f"{parameters:,}", precision, self.step.mode, searched)
         size, count = config.training.batch_size, self.processes.count
+        held_out = "no" if data.validation is None else len(data.validation)
+        batches = size if count == 1 else f"{count} x {size} in {count} processes"
         log.info(
-            "data      %d training, %s validation and %d test meshes; batches of %s, %d steps an epoch, "
-            "%d in all",
-            len(data.train),
-            "no" if data.validation is None else len(data.validation),
-            len(data.test),
-            size if count == 1 else f"{count} x {size} in {count} processes",
-            loader.steps_per_epoch,
-            self.total_steps,
+            f"data      {len(data.train)} training, {held_out} validation and {len(data.test)} test meshes; "
+            f"batches of {batches}, {loader.steps_per_epoch} steps an epoch, {self.total_steps} in all"
         )
         if data.validation is None:
             log.warning("no training meshes are held out: best.pt is chosen by the test meshes")

@@ -67,10 +67,7 @@ def features_of(
     normals: Float[Tensor, "*batch n 3"] | None = None,
     sensors: Float[Tensor, "*batch n 3"] | None = None,
 ) -> Float[Tensor, "*batch n c"] | None:
-    """Return what a network is shown of a cloud beside its points; None for nothing.
-
-    ``settings`` ask for points and normals, and for the sensors. Sensors that are not known are 0.
-    """
+    """Return what a network is shown of a cloud beside its points; unknown sensors are 0. None for nothing."""
     shown = [reference_points, normals] if settings.normals else []
     if settings.sensors:
         shown.append(torch.zeros_like(reference_points) if sensors is None else sensors)
