@@ -71,7 +71,7 @@ def driver_version() -> str:
 
 
 def environment(device: str | None = None) -> dict[str, Any]:
-    """Describe what a run uses, for JSON: command line, time, system, versions, commit, and torch's device."""
+    """Describe what a run uses, for JSON: command line, time, system, versions, commit, torch's device."""
     described = {
         "command": shlex.join(sys.argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),

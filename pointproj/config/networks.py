@@ -86,9 +86,7 @@ class RadiusConfig(_AggregatingConfig):
 
     name: str = value("radius", "the network")
     radius: float = value(
-        1.0,
-        "radius, in units of the query cube; a query without neighbours gets no features",
-        above=0,
+        1.0, "radius, in units of the query cube; a query without neighbours gets no features", above=0
     )
 
 

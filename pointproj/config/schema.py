@@ -204,10 +204,7 @@ class AugmentationConfig:
         0.0, "largest change of an axis' length, as a fraction; not for distances", least=0, below=1
     )
     warp: float = value(
-        0.0,
-        "largest change of scale within an axis: some parts grow; not for distances",
-        least=0,
-        below=1,
+        0.0, "largest change of scale within an axis: some parts grow; not for distances", least=0, below=1
     )
     shrink: float = value(0.0, "largest loss of size, as a fraction", least=0, below=1)
     noise: float = value(
