@@ -35,7 +35,7 @@ def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
 
     torch raises its error wherever this process is, perhaps within a step: the state in memory cannot be
-    trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
+    trusted then, and is not saved. ``last`` is the run's checkpoint, if there is one.
     """
     try:
         yield

@@ -51,14 +51,12 @@ class RunFolder:
     def claim(self, config_text: str, *, continues: bool = False) -> None:
         """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
 
-        What a start left that failed before its first checkpoint is written over. ``continues``: the run
-        resumes an earlier one, so a folder that holds one already is as wanted. Raises RunError, and changes
-        nothing, if another process works in the folder, or it holds a run and this one does not continue it.
+        Raises RunError, and changes nothing, if another process works in the folder, or it holds a run as far
+        as a checkpoint or report, and this one does not continue it.
         """
         if not self._writes:
             return
         self._lock = _locked(self.path)
-        # As far as its first checkpoint, or its report:
         holds_a_run = any(self.path.glob("*.pt")) or (self.path / "metrics.json").exists()
         if holds_a_run and not continues:
             self.release()
@@ -83,16 +81,13 @@ class RunFolder:
             file.write(_json(metrics) + "\n")
 
     def take_metrics(self, step: int, source: Path | None = None) -> None:
-        """Begin ``metrics.jsonl`` with the whole lines of the run that is continued, until a step.
-
-        ``source`` is the folder of that run; this folder by default.
-        """
-        target = self.path / "metrics.jsonl"
-        path = target if source is None else source / target.name
+        """Begin ``metrics.jsonl`` with the whole lines, until a step, of the run in ``source`` or here."""
+        path = (source or self.path) / "metrics.jsonl"
         if not self._writes or not path.exists():
             return
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        replace_text(target, "".join(line for line in lines if _is_until(step, line)))
+        kept = (line for line in lines if _is_until(step, line))
+        replace_text(self.path / "metrics.jsonl", "".join(kept))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write ``content`` as the JSON file ``name``, whole or not at all."""

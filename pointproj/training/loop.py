@@ -52,18 +52,10 @@ log = logging.getLogger(__name__)
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """Train as the config says, leave everything in the run's folder, and return ``metrics.json``.
 
-    Where a launcher started several processes, each calls this, and they train one model together.
-
-    Raises
-    ------
-    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
-        Before any data is read, if the config cannot be run as it is.
-    DataError, MeshError
-        From the preparation of the data.
-    TrainingDiverged, OutOfMemory, WorkerDied
-        Each says what to change. Checkpoints are from before.
-    Stopped
-        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
+    Where a launcher started several processes, each calls this, and they train one model together. Raises
+    BackendUnavailable, DeviceError, LoggerUnavailable or CheckpointError before any data is read, DataError
+    or MeshError from its preparation, then TrainingDiverged, OutOfMemory or WorkerDied; Stopped after a
+    signal, when ``last.pt`` holds the state after the last step.
     """
     execution = _choose_execution(config)
     device, processes = execution.device, execution.processes

@@ -144,50 +144,46 @@ class Pace:
     """Time of training steps, without what lies between them (validation, checkpoints)."""
 
     def __init__(self) -> None:
-        self._seconds, self._steps, self._samples = 0.0, 0, 0  # since the last read
-        self._running_since: float | None = None
-        self._first_seconds: float | None = None
+        self._began = self._paused = time.perf_counter()
+        self._steps = self._samples = 0
+        self._first_seconds: float | None = None  # that the first step of all took
         self._history: list[float] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let the clock run for the block."""
-        self._running_since = time.perf_counter()
+        self._began += time.perf_counter() - self._paused
         try:
             yield
         finally:
-            self._add_elapsed()
+            self._paused = time.perf_counter()
 
     def count(self, samples: int) -> None:
         """Note one step over so many samples."""
         self._steps += 1
         self._samples += samples
         if self._first_seconds is None:
-            self._add_elapsed()
-            self._first_seconds = self._seconds
+            self._first_seconds = time.perf_counter() - self._began
 
     def read(self) -> Interval:
         """Return the pace since the last read, over at least one step, and begin a new interval.
 
-        To be called when the device has just ended the last step counted: the clock is the host's.
+        To be called while the clock runs, when the device has just ended the last step counted.
         """
-        self._add_elapsed()
-        ms = expected = self._seconds / self._steps * 1e3
-        if not self._history and self._steps > 1:
-            expected = (self._seconds - self._first_seconds) / (self._steps - 1) * 1e3
-        samples_per_second = self._samples / self._seconds
+        now, steps = time.perf_counter(), self._steps
+        seconds = now - self._began
+        ms = expected = seconds / steps * 1e3
+        if not self._history and steps > 1:
+            expected = (seconds - self._first_seconds) / (steps - 1) * 1e3
+        interval = Interval(ms, self._samples / seconds, expected)
         self._history.append(ms)
-        self._seconds, self._steps, self._samples = 0.0, 0, 0
-        return Interval(ms, samples_per_second, expected)
+        self._began, self._steps, self._samples = now, 0, 0
+        return interval
 
     @property
     def ms_per_step(self) -> float | None:
         """Median over the intervals read, so that compiling in the first does not count; None before any."""
         return median(self._history) if self._history else None
-
-    def _add_elapsed(self) -> None:
-        before, self._running_since = self._running_since, time.perf_counter()
-        self._seconds += self._running_since - before
 
 
 def log_progress(
