@@ -138,13 +138,17 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
     here would take other batches than those that wrote it; RunError if the run that was found goes on in
     another process.
     """
-    path = None if config.resume is None else Path(config.resume)
-    if config.resume == "auto":
-        path = _newest(config, run)
-    if path is None:
+    if config.resume is None:
         return None
-    path = path / LAST if path.is_dir() else path
-    content = read(path, config)
+    if config.resume == "auto":
+        continued = _newest(config, run)
+        if continued is None:
+            return None
+        path, content = continued
+    else:
+        path = Path(config.resume)
+        path = path / LAST if path.is_dir() else path
+        content = read(path, config)
     wrote = content.get("processes", 1)
     if wrote != processes.count:
         raise CheckpointError(
@@ -156,7 +160,7 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
     return path, content
 
 
-def _newest(config: Config, run: RunFolder) -> Path | None:
+def _newest(config: Config, run: RunFolder) -> Continued | None:
     """Return the newest ``last.pt`` whose config is as good as equal, or None."""
     folder = run.path
     if not run.named:
@@ -164,13 +168,13 @@ def _newest(config: Config, run: RunFolder) -> Path | None:
     found = [(path.stat().st_mtime_ns, path) for path in folder.rglob(LAST)]
     for _, path in sorted(found, reverse=True):
         try:
-            read(path, config)
+            content = read(path, config)
         except CheckpointError as error:
             log.debug("not resumed: %s", error)
             continue
         if path.parent.resolve() != run.path.resolve():
             require_idle(path.parent)
-        return path
+        return path, content
     log.info("resume=auto: no checkpoint of this config in %s; training from the beginning", folder)
     return None
 
