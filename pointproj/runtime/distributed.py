@@ -96,8 +96,7 @@ class StopTogether:
         import torch
         import torch.distributed as dist
 
-        answer = self.close()
-        flag = torch.tensor([int(asked_here)])
+        answer, flag = self.close(), torch.tensor([int(asked_here)])
         self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 
@@ -120,10 +119,7 @@ def process_count() -> int:
 def join() -> Processes:
     """Connect to the other processes of this run, if there are any; later calls return the same.
 
-    Raises
-    ------
-    LaunchError
-        If more processes were started on this machine than it has GPUs, or not all of them connect in time.
+    Raises LaunchError for more processes on this machine than GPUs, or if not all connect in time.
     """
     if process_count() == 1:
         return ALONE

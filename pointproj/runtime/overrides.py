@@ -25,12 +25,8 @@ def check_arguments(
     """Refuse overrides that name a key, a group or a choice that does not exist.
 
     ``conf`` is the folder with the groups; None if the program has none. ``schema`` is what the program's
-    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``.
-
-    Raises
-    ------
-    ConfigError
-        With what was given, what exists and what is nearest.
+    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``. ConfigError
+    says what was given, what exists and what is nearest.
     """
     overrides = _overrides(arguments)
     folders = {} if conf is None else {each.name: each for each in sorted(conf.iterdir()) if each.is_dir()}

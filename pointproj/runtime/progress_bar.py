@@ -48,23 +48,20 @@ def progress(
     )
     bar.add_task(title, total=total, completed=done)
     (task,) = bar.tasks
-    if console.is_terminal:
-        with _below_the_log(bar):
-            yield lambda steps: bar.advance(task.id, steps)
-        return
     last_line, calls = time.monotonic(), 0
 
     def advance(steps: int) -> None:
         nonlocal last_line, calls
         bar.advance(task.id, steps)
         calls += 1
-        if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
+        if not console.is_terminal and time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
             last_line = time.monotonic()
             left = task.time_remaining if calls >= STEPS_BEFORE_ESTIMATE else None
             words = "" if left is None else f", {left:.0f} s left"
             log.info(f"{title}: {task.completed:.0f} of {total} {unit} ({task.percentage:.0f}%){words}")
 
-    yield advance
+    with _below_the_log(bar):
+        yield advance
 
 
 @contextmanager

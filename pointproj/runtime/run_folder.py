@@ -98,7 +98,7 @@ class RunFolder:
         """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
         folder = self.path / "pictures"
         folder.mkdir(exist_ok=True)
-        return folder / (name if name.endswith(".png") else f"{name}.png")
+        return folder / f"{name.removesuffix('.png')}.png"
 
 
 def require_writable(folder: Path) -> None:

@@ -28,13 +28,8 @@ log = logging.getLogger(__name__)
 def run_job(composed: DictConfig) -> None:
     """Run the job that Hydra has set up; where several processes run it together, each calls this.
 
-    Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
-    and the jobs after it run.
-
-    Raises
-    ------
-    SystemExit
-        With the message of an error that pointproj words itself, without a traceback or words of Hydra's.
+    Alone, a job's error ends the program: with SystemExit and its message, if pointproj words it itself. In a
+    sweep it is recorded in the job's folder (``status.json``) and the jobs after it run.
     """
     processes = distributed.join()
     if not processes.is_first:

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class BatchLoader:
     """This process's part of the batches of a run, on its device.
 
-    ``shapes_a_step`` are those of all processes together. ``sampler`` says who draws the points of training
-    shapes: see ``data.sampler``; with ``device``, SamplerUnavailable is raised where that cannot be.
+    ``shapes_a_step`` are those of all processes together. ``sampler``, "device" or "loader", draws the points
+    of training shapes; with ``data.sampler=device``, SamplerUnavailable is raised where that cannot be.
     """
 
     def __init__(
@@ -129,11 +129,10 @@ def _device_samplers(
     most_bytes = free_bytes(device) // 4
     if device.type == "cpu":
         most_bytes //= processes.on_this_machine
+    used = {id(each): each for each in (data.train, data.validation, data.test) if each is not None}
     draws, reason = {}, None
     try:
-        used = (dataset for dataset in (data.train, data.validation, data.test) if dataset is not None)
-        for dataset in {id(dataset): dataset for dataset in used}.values():
-            draws[id(dataset)] = device_sampler(dataset, device, most_bytes)
+        draws = {key: device_sampler(dataset, device, most_bytes) for key, dataset in used.items()}
     except SamplerUnavailable as error:
         reason = str(error)
     reasons = [*filter(None, processes.gather(reason))]  # all processes do the same
@@ -141,8 +140,7 @@ def _device_samplers(
         log.info("sampler   device: shapes stay on %s, and batches are drawn there", device)
         return draws
     if wanted == "device":
-        raise SamplerUnavailable(
-            f"data.sampler=device: {reasons[0]}; write data.sampler=loader data.workers=8"
-        )
+        words = f"data.sampler=device: {reasons[0]}; write data.sampler=loader data.workers=8"
+        raise SamplerUnavailable(words)
     log.warning("sampler   loader, with data.workers=%d: %s", config.data.workers, reasons[0])
     return {}
