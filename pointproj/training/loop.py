@@ -20,18 +20,12 @@ from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import names as backend_names
 from pointproj.ops.registry import resolve, use_options, waits
+from pointproj.runtime import memory
 from pointproj.runtime.compiler import choose_compilers
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes, StopTogether, join
 from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, open_logger
-from pointproj.runtime.memory import (
-    explained_out_of_memory,
-    graphs_unsupported,
-    peak_bytes,
-    reset_peak,
-    statistics,
-)
 from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
@@ -66,10 +60,10 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         weights = checkpoint.load_best(Path(config.training.weights))
     logger = open_logger(config, run.path) if processes.is_first else MetricLogger()
     try:
-        reset_peak(device)
+        memory.reset_peak(device)
         data = prepare(config, processes, str(device))
         last = run.path / checkpoint.LAST
-        with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
+        with memory.explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
             metrics = Training(config, run, data, execution, logger).run(continued, weights)
     except BaseException:
         logger.close(failed=True)
@@ -103,7 +97,7 @@ def _choose_execution(config: Config) -> Execution:
     obstacle = None
     if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.name != "visibility")
-        obstacle = graphs_unsupported() or waits(backend)
+        obstacle = memory.graphs_unsupported() or waits(backend)
         if obstacle:
             words = "compile=true compiles the model but captures no CUDA graph of the step"
             log.warning("%s: %s", words, obstacle)
@@ -225,10 +219,10 @@ class Training:
             loss = position.loss_sum / position.loss_steps
             position.losses.append([position.step, loss])
         position.loss_sum, position.loss_steps = 0.0, 0
-        pace, memory = self.pace.read(), peak_bytes(self.device)
-        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
+        pace, peak = self.pace.read(), memory.peak_bytes(self.device)
+        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, peak)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
-        self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
+        self._record("train", loss=loss, lr=lr, **measured, memory_bytes=peak)
 
     def _check_finite(self) -> None:
         """Wait for all steps, and act on those that were not finite."""
@@ -331,8 +325,8 @@ class Training:
             "ms_per_step": self.pace.ms_per_step,
             "first_step_ended": self.first_step_ended,
             **timed,
-            "peak_memory_bytes": peak_bytes(self.device),
-            "memory": statistics(self.device),
+            "peak_memory_bytes": memory.peak_bytes(self.device),
+            "memory": memory.statistics(self.device),
             "steps": position.step,
             "left_out": self.data.left_out,
         }
