@@ -17,60 +17,53 @@ class Command(NamedTuple):
     """A command of the command line."""
 
     summary: str
-    module: str  # whose main() takes the arguments, and returns the exit code or None for 0
-
-    def run(self, arguments: Sequence[str]) -> int:
-        return import_module(self.module).main(arguments) or 0
+    module: str  # of pointproj, whose main() takes the arguments, and returns the exit code or None for 0
 
 
 LIBRARY = {
-    "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "pointproj.doctor"),
+    "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "doctor"),
     "build-native": Command(
-        "build the backend native now instead of on first use", "pointproj.ops.backends.native.build_ahead"
+        "build the backend native now instead of on first use", "ops.backends.native.build_ahead"
     ),
 }
 APPLICATION = {
-    "evaluate": Command(
-        "measure how well a trained network reconstructs test meshes", "pointproj.inference.evaluate"
-    ),
-    "predict": Command(
-        "reconstruct a mesh or a point file with a trained network", "pointproj.inference.predict"
-    ),
-    "export": Command(
-        "export a trained network as files that need torch alone", "pointproj.inference.export"
-    ),
-    "sweep": Command("make the table of a sweep again", "pointproj.runtime.sweep"),
-    "download": Command("fetch ModelNet10", "pointproj.data.download"),
+    "evaluate": Command("measure how well a trained network reconstructs test meshes", "inference.evaluate"),
+    "predict": Command("reconstruct a mesh or a point file with a trained network", "inference.predict"),
+    "export": Command("export a trained network as files that need torch alone", "inference.export"),
+    "sweep": Command("make the table of a sweep again", "runtime.sweep"),
+    "download": Command("fetch ModelNet10", "data.download"),
     "benchmark": Command(
-        "measure ours beside the libraries installed here, in two minutes", "pointproj.benchmark.quick"
+        "measure ours beside the libraries installed here, in two minutes", "benchmark.quick"
     ),
-    "benchmark-table": Command("make Markdown tables of benchmark results", "pointproj.benchmark.table"),
-    "benchmark-plots": Command("draw plots of benchmark results", "pointproj.benchmark.plots"),
-    "benchmark-compare": Command("compare two files of benchmark results", "pointproj.benchmark.compare"),
+    "benchmark-table": Command("make Markdown tables of benchmark results", "benchmark.table"),
+    "benchmark-plots": Command("draw plots of benchmark results", "benchmark.plots"),
+    "benchmark-compare": Command("compare two files of benchmark results", "benchmark.compare"),
     "benchmark-tutorial": Command(
-        "measure the table of the tutorial, one process a line", "pointproj.benchmark.tutorial"
+        "measure the table of the tutorial, one process a line", "benchmark.tutorial"
     ),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the command line names.
+    """Run the command that ``arguments`` name, those of the process by default; return the exit code.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Command and its arguments; those of the process by default.
-
-    Returns
-    -------
-    int
-        Exit code: 0 for success, 1 for failure, 2 for a command line that makes no sense, 130 after Ctrl-C.
+    That is 0 for success, 1 for failure, 2 for a command line that makes no sense, and 130 after Ctrl-C.
     """
-    parser = _parser()
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m pointproj",
+        usage="%(prog)s COMMAND ...",
+        description="Operators for point clouds, and the application that trains networks with them.",
+        epilog=f"{_listed('library', LIBRARY)}\n\n{_listed('application', APPLICATION)}\n\n"
+        "COMMAND --help shows the options of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", metavar="COMMAND", choices=[*LIBRARY, *APPLICATION], help="see below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command")
+    given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    module = f"pointproj.{(LIBRARY | APPLICATION)[given.command].module}"
     if given.command in LIBRARY:
-        return LIBRARY[given.command].run(given.arguments)
+        return import_module(module).main(given.arguments) or 0
 
     from pointproj.doctor import missing_application
 
@@ -85,21 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with exit_on_user_error():
-        return APPLICATION[given.command].run(given.arguments)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pointproj",
-        usage="%(prog)s COMMAND ...",
-        description="Operators for point clouds, and the application that trains networks with them.",
-        epilog=f"{_listed('library', LIBRARY)}\n\n{_listed('application', APPLICATION)}\n\n"
-        "COMMAND --help shows the options of a command.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("command", metavar="COMMAND", choices=[*LIBRARY, *APPLICATION], help="see below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command")
-    return parser
+        return import_module(module).main(given.arguments) or 0
 
 
 def _listed(title: str, commands: dict[str, Command]) -> str:

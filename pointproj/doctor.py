@@ -15,23 +15,13 @@ from typing import NamedTuple
 
 from pointproj.machine import device_name, driver_version, installed_version, missing_gpu
 
-DEFAULTS = {"backend": "auto", "device": "auto", "allocator": "torch"}
+KEYS = ("backend", "device", "allocator")
 DEVICES = ("auto", "cpu", "cuda")
 OPERATORS = ("knn", "radius")
 PACKAGES = ("pointproj", "torch", "warp-lang", "numpy", "jaxtyping", "triton")
 APPLICATION_PACKAGES = (
-    "hydra-core",
-    "omegaconf",
-    "nvidia-physicsnemo",
-    "matplotlib",
-    "rich",
-    "scipy",
-    "manifold3d",
-    "trimesh",
-    "lxml",
-    "requests",
-    "safetensors",
-    "jinja2",
+    *("hydra-core", "omegaconf", "nvidia-physicsnemo", "matplotlib", "rich", "scipy"),
+    *("manifold3d", "trimesh", "lxml", "requests", "safetensors", "jinja2"),
 )
 VARIANTS = {  # one for each CUDA
     "cuml": ("cuml-cu12", "cuml-cu13"),
@@ -52,17 +42,9 @@ class Verdict(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report, and try what was asked for.
+    """Print the report, and try what ``arguments`` ask for, as on the command line of ``train.py``.
 
-    Parameters
-    ----------
-    arguments : sequence of str
-        Any of ``backend=NAME``, ``device=NAME``, ``allocator=NAME``, as on the command line of ``train.py``.
-
-    Returns
-    -------
-    int
-        0 if all of it works, 1 if something does not, 2 if the arguments make no sense.
+    Returns 0 if all of it works, 1 if something does not, 2 if the arguments make no sense.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         print(__doc__)
@@ -70,20 +52,23 @@ def main(arguments: Sequence[str]) -> int:
     asked = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
-        if key not in DEFAULTS or not value:
-            print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in DEFAULTS)}", file=sys.stderr)
+        if key not in KEYS or not value:
+            print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in KEYS)}", file=sys.stderr)
             return 2
         asked[key] = value
-    for line in describe():
+    for line in _report():
         print(line)
-    verdicts = examine(asked)
+    verdicts = []
+    if "backend" in asked or "device" in asked:
+        verdicts.append(_try_backend(asked.get("backend", "auto"), asked.get("device", "auto")))
+    if "allocator" in asked:
+        verdicts.append(_try_allocator(asked["allocator"]))
     for verdict in verdicts:
         print(verdict)
     return int(any(verdict.reason for verdict in verdicts))
 
 
-def describe() -> Iterator[str]:
-    """Yield the report, line by line."""
+def _report() -> Iterator[str]:
     import torch
 
     from pointproj.ops.registry import names
@@ -96,7 +81,11 @@ def describe() -> Iterator[str]:
         yield _version_line(library, packages)
     yield f"  {'CUDA of torch':20s} {torch.version.cuda or 'none: torch was built for the CPU'}"
     yield "devices"
-    yield from _devices()
+    yield f"  {'cpu':8s} {device_name(torch.device('cpu'))}"
+    for number in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(number)
+        sm, memory = f"sm_{facts.major}{facts.minor}", f"{facts.total_memory / 2**30:.0f} GiB"
+        yield f"  {f'cuda:{number}':8s} {facts.name}, {sm}, {memory}, driver {driver_version()}"
     yield "backends"
     for name in names():
         for device in ("cpu", "cuda"):
@@ -114,27 +103,6 @@ def describe() -> Iterator[str]:
     yield f"  torch    {'yes' if torch.cuda.is_available() else 'no: torch finds no GPU'}"
     obstacle = _rmm_obstacle()
     yield f"  rmm      {'yes' if obstacle is None else f'no: {obstacle}'}"
-
-
-def examine(asked: dict[str, str]) -> list[Verdict]:
-    """Try what was asked for.
-
-    Parameters
-    ----------
-    asked : dict of str to str
-        Names of ``backend``, ``device`` and ``allocator``; each may be missing.
-
-    Returns
-    -------
-    list of Verdict
-        One for backend and device together, one for the allocator, as far as they were given.
-    """
-    verdicts = []
-    if "backend" in asked or "device" in asked:
-        verdicts.append(_try_backend(**{key: asked.get(key, DEFAULTS[key]) for key in ("backend", "device")}))
-    if "allocator" in asked:
-        verdicts.append(_try_allocator(asked["allocator"]))
-    return verdicts
 
 
 def missing_application() -> str | None:
@@ -157,7 +125,6 @@ def require_application() -> None:
 
 
 def _version_line(library: str, packages: Sequence[str]) -> str:
-    """Line of a library with the versions of those of its packages that are installed."""
     versions = {package: installed_version(package) for package in packages}
     installed = [
         version if package == library else f"{version} ({package})"
@@ -167,63 +134,44 @@ def _version_line(library: str, packages: Sequence[str]) -> str:
     return f"  {library:20s} {', '.join(installed) or 'not installed'}"
 
 
-def _devices() -> Iterator[str]:
-    import torch
-
-    yield f"  {'cpu':8s} {device_name(torch.device('cpu'))}"
-    for number in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(number)
-        memory = facts.total_memory / 2**30
-        sm = f"sm_{facts.major}{facts.minor}"
-        yield f"  {f'cuda:{number}':8s} {facts.name}, {sm}, {memory:.0f} GiB, driver {driver_version()}"
-
-
 def _native_library() -> Iterator[str]:
     """Which file it is, what it holds, and whether it works; nothing is compiled for this."""
     from pointproj.ops.backends.native.build import BUILD_AHEAD, IN_THE_WHEEL, architectures_here, find_build
-    from pointproj.ops.backends.native.compiler import LIBRARY
+    from pointproj.ops.backends.native.compiler import LIBRARY, held
+
+    def made_for(folder: Path) -> str:
+        return ", ".join(["the CPU", *(f"sm_{code}" for code in held(folder.name))])
 
     folder = find_build(architectures_here())
     if folder is None:
-        packed = [f"that of the wheel is for {_held(found.name)}" for found in IN_THE_WHEEL.glob("*-*")]
+        packed = [f"that of the wheel is for {made_for(found)}" for found in IN_THE_WHEEL.glob("*-*")]
         why = "; ".join(packed) or "there is none in the package"
         yield f"  none for this machine ({why}): it is built on first use, or by {BUILD_AHEAD}"
         return
     origin = "from the wheel" if folder.parent == IN_THE_WHEEL else "built here"
     yield f"  {folder / LIBRARY}"
-    yield f"  {origin}, for {_held(folder.name)}"
+    yield f"  {origin}, for {made_for(folder)}"
     for device in ("cpu",) if missing_gpu() else ("cpu", "cuda"):
         yield f"  {_try_backend('native', device)}"
 
 
-def _held(folder: str) -> str:
-    from pointproj.ops.backends.native.compiler import held
-
-    return ", ".join(["the CPU", *(f"sm_{code}" for code in held(folder))])
-
-
 def _usable(name: str, device_type: str) -> str:
     """Say which operators of a backend run on a kind of device, or why none does."""
-    import torch
-
-    if device_type == "cuda" and not torch.cuda.is_available():
-        return "no: torch finds no GPU"
-    obstacles = {operator: _obstacle(name, device_type, operator) for operator in OPERATORS}
-    usable = [operator for operator, reason in obstacles.items() if reason is None]
-    if not usable:
-        return f"no: {obstacles['knn']}"
-    lacking = [f"; {operator}: {reason}" for operator, reason in obstacles.items() if reason]
-    return f"yes: {', '.join(usable)}{''.join(lacking)}"
-
-
-def _obstacle(name: str, device_type: str, operator: str) -> str | None:
     from pointproj.ops.registry import BackendUnavailable, resolve
 
-    try:
-        resolve(name, device_type, operator)
-    except BackendUnavailable as reason:
-        return str(reason).removeprefix(f"backend {name!r}: ")
-    return None
+    if device_type == "cuda" and missing_gpu():
+        return "no: torch finds no GPU"
+    obstacles = {}
+    for operator in OPERATORS:
+        try:
+            resolve(name, device_type, operator)
+        except BackendUnavailable as reason:
+            obstacles[operator] = str(reason).removeprefix(f"backend {name!r}: ")
+    usable = [operator for operator in OPERATORS if operator not in obstacles]
+    if not usable:
+        return f"no: {obstacles['knn']}"
+    lacking = [f"; {operator}: {reason}" for operator, reason in obstacles.items()]
+    return f"yes: {', '.join(usable)}{''.join(lacking)}"
 
 
 def _try_backend(backend: str, device: str) -> Verdict:
@@ -253,11 +201,10 @@ def _try_backend(backend: str, device: str) -> Verdict:
 
 
 def _try_allocator(name: str) -> Verdict:
-    subject = f"allocator={name}"
-    if name not in ("torch", "rmm"):
-        return Verdict(subject, "expected torch or rmm")
-    obstacle = missing_gpu() if name == "torch" else missing_application() or _rmm_obstacle()
-    return Verdict(subject, obstacle, found="available")
+    obstacle = "expected torch or rmm"
+    if name in ("torch", "rmm"):
+        obstacle = missing_gpu() if name == "torch" else missing_application() or _rmm_obstacle()
+    return Verdict(f"allocator={name}", obstacle, found="available")
 
 
 def _rmm_obstacle() -> str | None:

@@ -18,35 +18,18 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[1]
 COMMIT_VARIABLE = "POINTPROJ_COMMIT"  # names the commit where the code runs outside of a checkout
 RECORDED_PACKAGES = (
-    "pointproj",
-    "torch",
-    "warp-lang",
-    "triton",
-    "nvidia-physicsnemo",
-    "numpy",
-    "hydra-core",
-    "omegaconf",
+    *("pointproj", "torch", "warp-lang", "triton"),
+    *("nvidia-physicsnemo", "numpy", "hydra-core", "omegaconf"),
 )
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a distribution, as ``2.13.0+cu130`` for torch, whose metadata lack the build.
-
-    Parameters
-    ----------
-    package : str
-        Name of the distribution.
-
-    Returns
-    -------
-    str or None
-        None if it is not installed.
-    """
+    """Return the version of a distribution, with the build of torch, ``2.13.0+cu130``; None without it."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-    if package == "torch":
+    if package == "torch":  # its metadata lack the build
         import torch
 
         version = torch.__version__
@@ -88,18 +71,7 @@ def driver_version() -> str:
 
 
 def environment(device: str | None = None) -> dict[str, Any]:
-    """Describe the machine and the software a run uses.
-
-    Parameters
-    ----------
-    device : str or None
-        The torch device that runs, if it is known already.
-
-    Returns
-    -------
-    dict
-        Command line, time, host system, versions, device and git commit; JSON-serialisable.
-    """
+    """Describe what a run uses, for JSON: command line, time, system, versions, commit, torch's device."""
     described = {
         "command": shlex.join(sys.argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -140,10 +112,8 @@ def slug(name: str) -> str:
 
 
 def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
@@ -160,13 +130,10 @@ def _git_state() -> dict[str, Any] | None:
 
     Results of the benchmark do not count: the second of two runs would else be of another commit.
     """
-    changed = "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks"
+    commands = "rev-parse HEAD", "status --porcelain --untracked-files=no -- . :!benchmarks"
+    options = {"cwd": PROJECT, "capture_output": True, "text": True, "check": True, "timeout": 10}
     try:
-        return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git(*changed))}
+        commit, changed = (subprocess.run(["git", *each.split()], **options).stdout for each in commands)
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(PROJECT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return {"commit": commit.strip(), "dirty": bool(changed.strip())}

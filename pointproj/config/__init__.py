@@ -49,11 +49,7 @@ def to_config(composed: Any) -> Config:
     """Turn what Hydra composed, a DictConfig of the schema, into a checked :class:`Config`.
 
     In these plain dataclasses ``data.queries`` and the values of ``projector`` are filled in (never null).
-
-    Raises
-    ------
-    ConfigError
-        If a group has no choice, or values are out of range or do not go together. All problems at once.
+    Raises ConfigError with all values that are missing, out of range or do not go together.
     """
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
@@ -75,10 +71,8 @@ def to_config(composed: Any) -> Config:
 def from_saved(values: Mapping[str, Any]) -> Config:
     """Make a checked :class:`Config` from nested mappings, as ``dataclasses.asdict`` returns them.
 
-    Raises
-    ------
-    ConfigError, omegaconf.errors.OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError
-        If they are not those of a config of this version.
+    Raises ConfigError, omegaconf's OmegaConfBaseException, AttributeError, KeyError, TypeError or ValueError
+    if they are not those of a config of this version.
     """
     schema = OmegaConf.structured(Config(projector=NETWORKS[values["projector"]["name"]]()))
     return to_config(OmegaConf.merge(schema, values))

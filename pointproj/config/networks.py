@@ -65,17 +65,15 @@ class KnnConfig(_AggregatingConfig):
     def problems(self, config: Config) -> Iterator[str]:
         """Yield too many neighbours, and what changes neighbours that are to be kept."""
         yield from super().problems(config)
-        data = config.data
-        changes = {
-            "data.resample=true draws other points every epoch: write data.resample=false": data.resample
-            and data.name != "gaussian",
-            "data.queries are other points every time: write data.queries=0": bool(data.queries),
-            "augmentation changes the points: leave it out": config.augmentation != AugmentationConfig(),
-        }
-        if self.keep_neighbors:
-            for reason, applies in changes.items():
-                if applies:
-                    yield f"projector.keep_neighbors=true needs shapes that stay as they are: {reason}"
+        if not self.keep_neighbors:
+            return
+        why = "projector.keep_neighbors=true needs shapes that stay as they are"
+        if config.data.resample and config.data.name != "gaussian":
+            yield f"{why}: data.resample=true draws other points every epoch: write data.resample=false"
+        if config.data.queries:
+            yield f"{why}: data.queries are other points every time: write data.queries=0"
+        if config.augmentation != AugmentationConfig():
+            yield f"{why}: augmentation changes the points: leave it out"
 
 
 @dataclass
@@ -86,9 +84,7 @@ class RadiusConfig(_AggregatingConfig):
 
     name: str = value("radius", "the network")
     radius: float = value(
-        1.0,
-        "radius, in units of the query cube; a query without neighbours gets no features",
-        above=0,
+        1.0, "radius, in units of the query cube; a query without neighbours gets no features", above=0
     )
 
 
@@ -125,8 +121,7 @@ class VisibilityConfig(ProjectorConfig):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield an odd width, and too many neighbours."""
-        if self.hidden_channels % 8:
-            width = self.hidden_channels
+        if (width := self.hidden_channels) % 8:
             yield f"projector.hidden_channels={width}: projector=visibility needs a multiple of 8"
         points = config.data.fewest_points
         if self.neighbors <= points < PLANE_POINTS:
@@ -147,8 +142,7 @@ class AttentionConfig(ProjectorConfig):
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield a width that the heads cannot share, and too many neighbours."""
-        if self.hidden_channels % self.heads:
-            width = self.hidden_channels
+        if (width := self.hidden_channels) % self.heads:
             yield f"projector.hidden_channels={width}: expected a multiple of projector.heads={self.heads}"
         yield from super().problems(config)
 

@@ -4,6 +4,7 @@ import html
 import typing
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,9 @@ def reference(conf: Path) -> str:
         if entry.name == "projector":
             parts += [_network(name, conf) for name in NETWORKS]
         elif is_dataclass(section):
-            heading = f"## `{entry.name}`\n\n{_first_line(section)}"
-            parts += [
-                heading,
-                *_choices(conf / entry.name),
-                _table(fields(section), f"{entry.name}.", section),
-            ]
+            about = type(section).__doc__.partition("\n")[0].replace("``", "`")
+            parts += [f"## `{entry.name}`\n\n{about}", *_choices(conf / entry.name)]
+            parts.append(_table(fields(section), f"{entry.name}.", section))
     return "\n\n".join(parts) + "\n"
 
 
@@ -51,21 +49,15 @@ def _choices(folder: Path) -> Iterator[str]:
         for file in sorted(folder.glob("*.yaml")):
             values = OmegaConf.to_container(OmegaConf.load(file))
             sets = ", ".join(f"`{key}={_written(value)}`" for key, value in values.items() if key != "name")
-            lines.append(
-                f"- `{folder.name}={file.stem}`: {_about(file)}" + (f" Sets {sets}." if sets else "")
-            )
+            lines.append(f"- `{folder.name}={file.stem}`: {_about(file)}{sets and f' Sets {sets}.'}")
         yield "\n".join(lines)
 
 
 def _about(file: Path) -> str:
     """Return the comment that a file begins with, as one line of Markdown."""
     lines = file.read_text(encoding="utf-8").splitlines()
-    comment = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        comment.append(line.removeprefix("#").strip())
-    return html.escape(" ".join(comment), quote=False)
+    comment = takewhile(lambda line: line.startswith("#"), lines)
+    return html.escape(" ".join(line.removeprefix("#").strip() for line in comment), quote=False)
 
 
 def _table(entries: typing.Iterable[Field], prefix: str, section: Any) -> str:
@@ -89,7 +81,3 @@ def _written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{_written(each)}" for key, each in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _first_line(section: Any) -> str:
-    return type(section).__doc__.partition("\n")[0].replace("``", "`")

@@ -26,18 +26,10 @@ class BackendConfig:
 
 @dataclass
 class ProjectorConfig:
-    """The network: each choice has values of its own, which are the fields of a subclass.
+    """The network: each choice has values of its own, which are the fields of a subclass."""
 
-    Attributes
-    ----------
-    NETWORK : str
-        The class that :meth:`arguments` are for, as ``package.module:Class``.
-    OPERATOR : str
-        ``"knn"`` or ``"radius"``: what a backend must have. Each backend that has ``"radius"`` has both.
-    """
-
-    NETWORK: ClassVar[str]
-    OPERATOR: ClassVar[str] = "knn"
+    NETWORK: ClassVar[str]  # the class that arguments() are for, as ``package.module:Class``
+    OPERATOR: ClassVar[str] = "knn"  # or "radius": what a backend must have
 
     sensors = False  # whether it is shown where points were seen from; a value of networks that can be
 
@@ -204,10 +196,7 @@ class AugmentationConfig:
         0.0, "largest change of an axis' length, as a fraction; not for distances", least=0, below=1
     )
     warp: float = value(
-        0.0,
-        "largest change of scale within an axis: some parts grow; not for distances",
-        least=0,
-        below=1,
+        0.0, "largest change of scale within an axis: some parts grow; not for distances", least=0, below=1
     )
     shrink: float = value(0.0, "largest loss of size, as a fraction", least=0, below=1)
     noise: float = value(
@@ -220,8 +209,7 @@ class AugmentationConfig:
     @property
     def moves(self) -> bool:
         """Whether shapes move, so that their query points must too."""
-        changes = self.mirror, self.stretch, self.warp, self.shrink
-        return self.rotate != "none" or any(changes)
+        return self.rotate != "none" or any((self.mirror, self.stretch, self.warp, self.shrink))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 import operator
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from omegaconf import OmegaConf, ValidationError
@@ -49,21 +49,17 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
         key, given = prefix + entry.name, getattr(section, entry.name)
         if dataclasses.is_dataclass(given):
             yield from value_problems(given, f"{key}.")
-        elif isinstance(given, list):
-            for place, part in enumerate(given):
-                if dataclasses.is_dataclass(part):
-                    yield from value_problems(part, f"{key}[{place}].")
-        elif given is not None:
-            expected = _expected(given, entry)
-            if expected:
-                yield f"{key}={given}: expected {expected}"
+        for place, part in enumerate(given if isinstance(given, list) else []):
+            if dataclasses.is_dataclass(part):
+                yield from value_problems(part, f"{key}[{place}].")
+        if given is not None and (expected := _expected(given, entry)):
+            yield f"{key}={given}: expected {expected}"
 
 
 def type_problem(config: Any, key: str, given: Any) -> str | None:
     """Say what was expected in place of a value of the wrong type; None if its type is right.
 
-    ``config`` is the schema, ``key`` a value or section in it (``"training.epochs"``), and ``given`` what was
-    written, as Hydra parses it.
+    ``key`` is a value or section of the schema ``config``, and ``given`` what Hydra parsed.
     """
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)
@@ -71,7 +67,7 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
         *sections, name = key.split(".")
         for section in sections:
             config = getattr(config, section)
-        return type_words(next(entry for entry in dataclasses.fields(config) if entry.name == name))
+        return type_words(type(config).__dataclass_fields__[name])
     return None
 
 
@@ -90,9 +86,9 @@ def type_words(entry: dataclasses.Field) -> str:
             names = ", ".join(part_entry.name for part_entry in dataclasses.fields(part))
             return f"a list of {{{names}}}{null}"
         return f"a list of {'words' if part is str else 'numbers'}{null}"
-    bounds = _in_words({name: f"{allowed[name]:,}" for name in BOUNDS if allowed.get(name) is not None})
+    bounds = [f"{BOUNDS[name][0]} {allowed[name]:,}" for name in BOUNDS if allowed.get(name) is not None]
     named = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
-    return f"{named}{bounds and ' '}{bounds}{null}"
+    return " ".join([named, " and ".join(bounds)]).strip() + null
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -103,22 +99,14 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 
 def _expected(given: Any, entry: dataclasses.Field) -> str | None:
     """Say what was expected in place of a value, or None if it is fine."""
-    allowed = entry.metadata
-    if allowed.get("choices"):
-        if given in allowed["choices"]:
-            return None
-        null = ", or null" if entry.default is None else ""
-        return f"one of {', '.join(allowed['choices'])}{null}{nearest(given, allowed['choices'])}"
+    allowed, expected = entry.metadata, type_words(entry)
+    if choices := allowed.get("choices"):
+        return None if given in choices else expected + nearest(given, choices)
     if not isinstance(given, int | float) or isinstance(given, bool):
         return None
-    in_float32 = given == 0 or LEAST_FLOAT <= abs(given) <= LARGEST_FLOAT
-    if isinstance(given, float) and math.isfinite(given) and not in_float32:
+    if isinstance(given, float) and not math.isfinite(given):
+        return f"{expected}, and finite"
+    if isinstance(given, float) and given != 0 and not LEAST_FLOAT <= abs(given) <= LARGEST_FLOAT:
         return f"0 or a number of size {LEAST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 holds it"
-    bounds = {name: allowed[name] for name in BOUNDS if allowed.get(name) is not None}
-    if all(BOUNDS[name][1](given, bound) for name, bound in bounds.items()) and math.isfinite(given):
-        return None
-    return f"a {'whole' if isinstance(given, int) else 'finite'} number {_in_words(bounds)}"
-
-
-def _in_words(bounds: Mapping[str, float]) -> str:
-    return " and ".join(f"{BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+    bounds = [(name, allowed[name]) for name in BOUNDS if allowed.get(name) is not None]
+    return None if all(BOUNDS[name][1](given, bound) for name, bound in bounds) else expected

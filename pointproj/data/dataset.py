@@ -192,7 +192,7 @@ def _prepared_meshes(
 ) -> dict[MeshFile, PreparedMesh]:
     """Prepare each file once, in one of the processes."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
-    own, cache = processes.shard(files), Path(config.data.cache)
+    own, cache = files[processes.rank :: processes.count], Path(config.data.cache)
     ready: dict[MeshFile, PreparedMesh] = {}
     # Closed at once if this stops at a mesh, so that the bar ends before the error shows.
     with closing(prepare_meshes(own, recipe, cache, helpers=helpers, device=device)) as prepared_meshes:

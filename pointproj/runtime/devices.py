@@ -24,15 +24,8 @@ class DeviceError(RuntimeError):
 def choose_device(name: str) -> torch.device:
     """Return the device to run on; several processes on one machine use a GPU each.
 
-    Parameters
-    ----------
-    name : {"auto", "cpu", "cuda"}
-        ``auto`` takes the GPU if there is one.
-
-    Raises
-    ------
-    DeviceError
-        If a GPU is asked for and there is none.
+    ``name`` is ``auto``, which takes the GPU if there is one, ``cpu`` or ``cuda``. Raises DeviceError if a
+    GPU is asked for and there is none.
     """
     obstacle = missing_gpu()
     if name == "cuda" and obstacle:
@@ -41,13 +34,6 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     distributed.join()  # which makes this process's GPU the current one
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def device_text(device: torch.device) -> str:
-    """Return what a log says of a device: ``cuda:0 (NVIDIA H200)`` or ``cpu (2 threads)``."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device} ({torch.get_num_threads()} threads)"
 
 
 @contextlib.contextmanager
@@ -80,16 +66,9 @@ def own_gpu() -> Iterator[None]:
 
 def to_device(batch: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """Return the batch with its tensors on the device; copies to a GPU are asynchronous."""
-
-    def moved(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        pinned = device.type == "cuda" and value.device.type == "cpu"
-        return (value.pin_memory() if pinned else value).to(device, non_blocking=pinned)
-
-    return {name: moved(value) for name, value in batch.items()}
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy in host memory; from a GPU it is complete when the work queued until now is done."""
-    return tensor.to("cpu", non_blocking=True, copy=True)
+    moved = dict(batch)
+    for name, value in batch.items():
+        if isinstance(value, Tensor):
+            pinned = device.type == "cuda" and value.device.type == "cpu"
+            moved[name] = (value.pin_memory() if pinned else value).to(device, non_blocking=pinned)
+    return moved

@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How launchers say how many processes they started for one program: torchrun, srun, mpirun.
+# How many processes torchrun, srun and mpirun say they started for one program.
 COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-
-# One process may prepare data or draw plots for this long while the others wait.
-COLLECTIVE_TIMEOUT = timedelta(hours=12)
-
-# All processes have to join within this time; one that has failed before never does.
-JOIN_TIMEOUT = timedelta(minutes=10)
+COLLECTIVE_TIMEOUT = timedelta(hours=12)  # one process prepares data or draws plots while the others wait
+JOIN_TIMEOUT = timedelta(minutes=10)  # one that has failed before never joins
 
 
 class LaunchError(RuntimeError):
@@ -63,16 +59,6 @@ class Processes:
 
         dist.all_reduce(tensor, group=None if tensor.is_cuda else self.host)
 
-    def broadcast(self, value: T) -> T:
-        """Return the first process's ``value``."""
-        if self.alone:
-            return value
-        import torch.distributed as dist
-
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.host)
-        return values[0]
-
     def gather(self, value: T) -> list[T]:
         """Return the ``value`` of every process, in the order of the ranks."""
         if self.alone:
@@ -83,32 +69,21 @@ class Processes:
         dist.all_gather_object(values, value, group=self.host)
         return values
 
-    def barrier(self) -> None:
-        """Return when every process has called this."""
-        self.gather(None)
-
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
         """Run the block in the first process, then in the others, which find what the first has made."""
         if not self.is_first:
-            self.barrier()
+            self.gather(None)
         yield
         if self.is_first:
-            self.barrier()
-
-    def shard(self, items: Sequence[T]) -> Sequence[T]:
-        """Return this process's part of ``items``: every ``count``-th."""
-        return items[self.rank :: self.count]
+            self.gather(None)
 
 
 ALONE = Processes()
 
 
 class StopTogether:
-    """Whether any process was asked to stop, with the same answer in all of them after the same step.
-
-    No process waits: what they report after one step is known after the next.
-    """
+    """Whether any process was asked to stop: the same answer in all after the same step, and none waits."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -121,8 +96,7 @@ class StopTogether:
         import torch
         import torch.distributed as dist
 
-        answer = self.close()
-        flag = torch.tensor([int(asked_here)])
+        answer, flag = self.close(), torch.tensor([int(asked_here)])
         self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 
@@ -145,10 +119,7 @@ def process_count() -> int:
 def join() -> Processes:
     """Connect to the other processes of this run, if there are any; later calls return the same.
 
-    Raises
-    ------
-    LaunchError
-        If more processes were started on this machine than it has GPUs, or not all of them connect in time.
+    Raises LaunchError for more processes on this machine than GPUs, or if not all connect in time.
     """
     if process_count() == 1:
         return ALONE
@@ -156,17 +127,16 @@ def join() -> Processes:
     import torch.distributed as dist
 
     local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", process_count())))
-    if torch.cuda.is_available() and local > torch.cuda.device_count():
-        raise LaunchError(
-            f"{local} processes were started on a machine with {torch.cuda.device_count()} GPU(s): start as "
-            "many as there are GPUs (torchrun --nproc_per_node), or hide them all (CUDA_VISIBLE_DEVICES=) to "
-            "run on the CPU"
-        )
     if torch.cuda.is_available():
+        if local > torch.cuda.device_count():
+            raise LaunchError(
+                f"{local} processes were started on a machine with {torch.cuda.device_count()} GPU(s): start "
+                "as many as there are GPUs (torchrun --nproc_per_node), or hide them all "
+                "(CUDA_VISIBLE_DEVICES=) to run on the CPU"
+            )
         from physicsnemo.distributed import DistributedManager
 
         DistributedManager.initialize()
-        host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     else:  # there the manager names the CPU as gloo's device, which torch refuses
         try:
             dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
@@ -175,50 +145,41 @@ def join() -> Processes:
                 f"the {process_count()} processes of this run did not meet within {JOIN_TIMEOUT}: look at "
                 f"the errors of the others, and at MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
             ) from error
-        host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     return Processes(dist.get_rank(), dist.get_world_size(), local, host)
 
 
 def agree_on_run(name: str, arguments: Sequence[str]) -> str:
     """Return the run's name that the first process proposes, so that all of them share one folder.
 
-    Raises
-    ------
-    LaunchError
-        If several processes were started for a sweep, which starts its own.
+    Raises LaunchError if several processes were started for a sweep, which starts its own.
     """
     if process_count() > 1 and {"-m", "--multirun"} & set(arguments):
         raise LaunchError(
             "a sweep starts the processes of its jobs itself: write python train.py -m ..., for jobs side by "
             "side with hydra/launcher=joblib or hydra/launcher=submitit_slurm"
         )
-    return join().broadcast(name)
+    return join().gather(name)[0]
 
 
 def leave() -> None:
     """Disconnect when all processes are done; CUDA graphs that captured NCCL calls must be freed before."""
     if join().alone:
         return
-    import torch.distributed as dist
-
-    join().barrier()
+    join().gather(None)
     join.cache_clear()
-    manager = sys.modules.get("physicsnemo.distributed")
-    if manager is None:
-        dist.destroy_process_group()
-    else:
+    if manager := sys.modules.get("physicsnemo.distributed"):
         manager.DistributedManager.cleanup()
+    else:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
 
 
 def log_errors_only(rank: int) -> None:
     """Log only errors, with this process's rank, to stderr: a run has one log and one progress bar."""
     os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler()
     handler.setLevel(logging.ERROR)
-    handler.setFormatter(
-        logging.Formatter(f"%(asctime)s %(levelname).1s process {rank}: %(message)s", "%H:%M:%S")
-    )
-    root = logging.getLogger()
-    for other in list(root.handlers):
-        root.removeHandler(other)
-    root.addHandler(handler)
+    text = f"%(asctime)s %(levelname).1s process {rank}: %(message)s"
+    logging.basicConfig(format=text, datefmt="%H:%M:%S", handlers=[handler], force=True)

@@ -13,13 +13,7 @@ def is_user_error(error: BaseException) -> bool:
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """Exit without a traceback on a user-facing error or Ctrl-C in the block; other errors pass.
-
-    Raises
-    ------
-    SystemExit
-        With the error's message, or 130 after Ctrl-C.
-    """
+    """Exit without a traceback on a user-facing error, or with 130 after Ctrl-C; other errors pass."""
     try:
         yield
     except KeyboardInterrupt:

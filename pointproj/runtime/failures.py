@@ -35,7 +35,7 @@ def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
 
     torch raises its error wherever this process is, perhaps within a step: the state in memory cannot be
-    trusted then, and is not saved. ``last`` is the checkpoint of the run; it may be missing.
+    trusted then, and is not saved. ``last`` is the run's checkpoint, if there is one.
     """
     try:
         yield
@@ -61,15 +61,10 @@ def _reported_by_signal() -> str:
 
 @contextmanager
 def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
-    """End all processes when any of them fails in this block.
+    """End all processes when any of them fails in this block; ``folder`` is the run's, which all share.
 
-    ``folder`` is that of this run or the one that it continues, on a disk that all processes share.
-
-    Raises
-    ------
-    PeerFailed
-        In place of an error here that follows from an earlier one elsewhere. A process that cannot raise it,
-        since it waits for the others, is ended with exit code 1.
+    Raises PeerFailed in place of an error here that follows from an earlier one elsewhere. A process that
+    cannot raise it, since it waits for the others, is ended with exit code 1.
     """
     if processes.alone:
         yield
@@ -78,14 +73,22 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     others = {rank: folder / f".failed-{name}-{rank}" for rank in range(processes.count)}
     own = others.pop(processes.rank)
     done = threading.Event()
-    watch = threading.Thread(target=_watch, args=(others, done), daemon=True)
+
+    def end_with_others() -> None:
+        while not done.wait(POLL_INTERVAL):
+            message = _error_of(others)
+            if message is not None and not done.wait(EXIT_TIMEOUT):
+                log.error("%s", message)
+                logging.shutdown()
+                os._exit(1)
+
+    watch = threading.Thread(target=end_with_others, daemon=True)
     watch.start()
     try:
         yield
     except Exception as error:
-        lost = isinstance(error, RuntimeError) and any(
-            part in str(error) for part in ("onnection", "gloo", "NCCL")
-        )
+        words = "onnection", "gloo", "NCCL"
+        lost = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
         for _ in range(4 if lost else 1):  # a connection that ended: another process is about to say why
             if first := _error_of(others):
                 raise PeerFailed(first) from error
@@ -107,12 +110,3 @@ def _error_of(others: dict[int, Path]) -> str | None:
             error = path.read_text(encoding="utf-8")
             return f"process {rank} of this run has failed, and this one ended with it: {error}"
     return None
-
-
-def _watch(others: dict[int, Path], done: threading.Event) -> None:
-    while not done.wait(POLL_INTERVAL):
-        message = _error_of(others)
-        if message is not None and not done.wait(EXIT_TIMEOUT):
-            log.error("%s", message)
-            logging.shutdown()
-            os._exit(1)

@@ -7,14 +7,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Self, TypeVar
+from typing import Any, Self
 
 from pointproj.runtime.progress_bar import progress
 
 log = logging.getLogger(__name__)
 
-Key = TypeVar("Key")
-Result = TypeVar("Result")
+Jobs = Mapping[Any, Callable[[], Any]]
 
 FEWEST_JOBS = 12  # of a second or less
 
@@ -22,14 +21,8 @@ FEWEST_JOBS = 12  # of a second or less
 class HelperProcesses:
     """A context in which jobs run side by side; the processes start with the first jobs that are worth it.
 
-    Parameters
-    ----------
-    count : int, optional
-        How many; one for each processor core by default.
-    meanwhile : callable, optional
-        Called once in this process, when the others have begun with their first jobs.
-    fewest_jobs : int
-        How many jobs are worth starting processes, each with its imports.
+    ``count`` is one for each processor core by default; ``fewest_jobs`` are worth starting processes, each
+    with its imports. ``meanwhile`` is called once in this process, when the others have begun.
     """
 
     def __init__(
@@ -57,47 +50,39 @@ class HelperProcesses:
             return 1
         return self._fewest_jobs if self._pool is None else 2
 
-    def run(
-        self, title: str, jobs: Mapping[Key, Callable[[], Result]], unit: str
-    ) -> Iterator[tuple[Key, Result]]:
+    def run(self, title: str, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
         """Run jobs and show the progress; yield their keys and results as they get ready.
 
         ``jobs`` take no arguments and can be pickled. ``unit`` is what a job makes, in the plural.
         """
-        apart = self.count > 1 and len(jobs) >= self.fewest_jobs
         with progress(title, len(jobs), unit=unit) as advance:
-            for key, result in self._side_by_side(jobs, unit) if apart else _one_by_one(jobs):
+            for key, result in self._results(jobs, unit):
                 advance(1)
                 yield key, result
 
-    def _side_by_side(
-        self, jobs: Mapping[Key, Callable[[], Result]], unit: str
-    ) -> Iterator[tuple[Key, Result]]:
-        """Run jobs in the processes; if these die, one by one what they left."""
+    def _results(self, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
         left = dict(jobs)
-        try:
-            if self._pool is None:
-                # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
-                context = multiprocessing.get_context("spawn")
-                self._pool = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
-            futures = {self._pool.submit(job): key for key, job in jobs.items()}
-            meanwhile, self._meanwhile = self._meanwhile, None
-            if meanwhile is not None:
-                meanwhile()
-            for future in as_completed(futures):
-                result = future.result()
-                key = futures[future]
-                del left[key]
-                yield key, result
-        except BrokenProcessPool:
-            log.warning("the helper processes ended early; this one makes the other %d %s", len(left), unit)
-            self.count, self._pool = 1, None
-            yield from _one_by_one(left)
-
-
-def _one_by_one(jobs: Mapping[Key, Callable[[], Result]]) -> Iterator[tuple[Key, Result]]:
-    for key, job in jobs.items():
-        yield key, job()
+        if self.count > 1 and len(jobs) >= self.fewest_jobs:
+            try:
+                if self._pool is None:
+                    # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
+                    context = multiprocessing.get_context("spawn")
+                    self._pool = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
+                futures = {self._pool.submit(job): key for key, job in jobs.items()}
+                meanwhile, self._meanwhile = self._meanwhile, None
+                if meanwhile is not None:
+                    meanwhile()
+                for future in as_completed(futures):
+                    key, result = futures[future], future.result()
+                    del left[key]
+                    yield key, result
+            except BrokenProcessPool:
+                log.warning(
+                    "the helper processes ended early; this one makes the other %d %s", len(left), unit
+                )
+                self.count, self._pool = 1, None
+        for key, job in left.items():
+            yield key, job()
 
 
 def _end_with_parent() -> None:

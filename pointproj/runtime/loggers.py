@@ -31,13 +31,8 @@ class MetricLogger:
 def open_logger(config: Config, folder: Path) -> MetricLogger:
     """Open the logger that the config names, which records the whole config as the run's parameters.
 
-    TensorBoard's files go to ``tensorboard/`` in ``folder``, that of the run. MLflow's go where the
-    environment variable ``MLFLOW_TRACKING_URI`` says, else to ``mlflow.db`` and ``mlflow/`` in it.
-
-    Raises
-    ------
-    LoggerUnavailable
-        If its package is missing.
+    Its files go to ``folder``, that of the run, unless the environment variable ``MLFLOW_TRACKING_URI`` names
+    another place for MLflow's. Raises LoggerUnavailable if its package is missing.
     """
     name = config.logger.name
     if name == "none":
@@ -85,10 +80,8 @@ class MLflowLogger(MetricLogger):
             uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
         self._client = MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name("pointproj")
-        if experiment is None:
-            identity = self._client.create_experiment("pointproj", artifacts)
-        else:
-            identity = experiment.experiment_id
+        create = self._client.create_experiment
+        identity = experiment.experiment_id if experiment else create("pointproj", artifacts)
         self._run = self._client.create_run(identity, run_name=folder.name).info.run_id
         for key, value in flat(dataclasses.asdict(config)).items():
             self._client.log_param(self._run, key, value)

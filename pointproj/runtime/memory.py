@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
     try:
         yield
     except Exception as error:
-        parts = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
-        told = isinstance(error, RuntimeError) and any(part in str(error) for part in parts)
+        words = ("out of memory", "out_of_memory", "can't allocate memory", "not enough memory")
+        told = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
         if not (told or isinstance(error, torch.OutOfMemoryError | MemoryError)):
             raise
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
@@ -47,18 +48,27 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
 
     Of ``allocator=torch``, ``expandable_segments`` lets a block of reserved memory grow instead of being
     replaced by a larger one, which saves memory where shapes vary. Settings in the environment variable
-    ``PYTORCH_ALLOC_CONF`` stay in force beside it.
-
-    Raises
-    ------
-    AllocatorUnavailable
-        If RMM cannot take over, or has taken over before for good.
+    ``PYTORCH_ALLOC_CONF`` stay in force beside it. Raises AllocatorUnavailable if RMM cannot take over, or
+    has taken over before for good.
     """
+    global _expandable
     if allocator.name == "rmm":
         rmm_memory.activate(allocator)
-    else:
-        rmm_memory.require_inactive()
-        _configure_torch(expandable=allocator.expandable_segments)
+        return
+    rmm_memory.require_inactive()
+    expandable = allocator.expandable_segments
+    if not torch.cuda.is_available():
+        if expandable:
+            log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
+        return
+    # Of a key given twice some versions of torch take the first, others the last.
+    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
+    others = [s for s in given if not s.startswith("expandable_segments")]
+    if expandable:
+        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
+    elif _expandable:  # by an earlier job of this process
+        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
+    _expandable = expandable
 
 
 def graphs_unsupported() -> str | None:
@@ -90,8 +100,7 @@ def reset_peak(device: torch.device | str | None = None) -> None:
 def peak_bytes(device: torch.device | str) -> int:
     """Return the peak of allocated memory since :func:`reset_peak`, in bytes.
 
-    On a GPU, of torch's tensors; with RMM, of all libraries that use it. On the CPU, the resident memory of
-    the whole process, libraries included.
+    On a GPU that of torch's tensors, with RMM of all libraries that use it; on the CPU that of the process.
     """
     return statistics(device)["peak_bytes"]
 
@@ -128,27 +137,11 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
     }
 
 
-def _configure_torch(*, expandable: bool) -> None:
-    global _expandable
-    if not torch.cuda.is_available():
-        if expandable:
-            log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
-        return
-    # Of a key given twice some versions of torch take the first, others the last.
-    given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
-    others = [s for s in given if not s.startswith("expandable_segments")]
-    if expandable:
-        torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
-    elif _expandable:  # by an earlier job of this process
-        torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
-    _expandable = expandable
-
-
 def _host_peak() -> int:
     """Peak of resident memory, in bytes; ``ru_maxrss`` also counts the process which started this one."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):  # another system
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+)", status.read_text()) if status.exists() else None
+    if found:
+        return int(found[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -3,18 +3,17 @@
 Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
 """
 
-from collections import ChainMap
+import re
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Sweep
 from hydra.errors import OverrideParseException
-from omegaconf import OmegaConf
 
-from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, nearest, type_problem
+from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, flat, nearest, type_problem
 from pointproj.runtime.run_folder import require_writable
 
 MULTIRUN = {"-m", "--multirun"}
@@ -26,17 +25,15 @@ def check_arguments(
     """Refuse overrides that name a key, a group or a choice that does not exist.
 
     ``conf`` is the folder with the groups; None if the program has none. ``schema`` is what the program's
-    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``.
-
-    Raises
-    ------
-    ConfigError
-        With what was given, what exists and what is nearest.
+    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``. ConfigError
+    says what was given, what exists and what is nearest.
     """
     overrides = _overrides(arguments)
-    groups = {} if conf is None else _groups(conf)
+    folders = {} if conf is None else {each.name: each for each in sorted(conf.iterdir()) if each.is_dir()}
+    folders.pop("hydra", None)
+    groups = {name: sorted(file.stem for file in each.glob("*.yaml")) for name, each in folders.items()}
     schemas = [Config(projector=network()) for network in NETWORKS.values()] if schema is None else [schema]
-    keys = {key: each for each in schemas for key in _keys(each)}
+    keys = {key: each for each in schemas for key in (*vars(each), *flat(asdict(each)))}
     problems = [problem for override in overrides for problem in _problems(override, groups, keys, program)]
     if schema is None:
         networks = _networks(overrides, conf)
@@ -50,9 +47,8 @@ def check_output(arguments: list[str]) -> None:
     if not _runs(arguments):
         return
     kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"
-    named = [override.value() for override in _overrides(arguments) if override.key_or_group == kind]
-    folder = str(named[-1]) if named else "outputs"
-    require_writable(Path(folder.partition("${")[0]))  # what comes after is made up when the run begins
+    folders = ["outputs", *(each.value() for each in _overrides(arguments) if each.key_or_group == kind)]
+    require_writable(Path(str(folders[-1]).partition("${")[0]))  # the rest is made up when the run begins
 
 
 def _runs(arguments: list[str]) -> bool:
@@ -69,48 +65,24 @@ def _overrides(arguments: list[str]) -> list[Override]:
         raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
 
 
-def _groups(conf: Path) -> dict[str, list[str]]:
-    """Return the choices of each group, from the files that are there."""
-    folders = (folder for folder in conf.iterdir() if folder.is_dir() and folder.name != "hydra")
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in sorted(folders)}
-
-
-def _keys(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of every value and section of a dataclass."""
-    for entry in fields(section):
-        key = prefix + entry.name
-        yield key
-        value = getattr(section, entry.name)
-        if is_dataclass(value):
-            yield from _keys(value, f"{key}.")
-
-
-def _networks(overrides: list[Override], conf: Path) -> list[str]:
+def _networks(overrides: list[Override], conf: Path) -> list[Any]:
     """Return the networks of the jobs that the overrides describe."""
-    chosen = {override.key_or_group: _choices(override) for override in overrides}
+    chosen = {override.key_or_group: _values(override) for override in overrides}
     if "projector" in chosen:
         return chosen["projector"]
     files = [conf / "experiment" / f"{name}.yaml" for name in chosen.get("experiment", [])]
-    files = [file for file in files if file.exists()] or [conf / "train.yaml"]
-    return [_network_of(file) or _network_of(conf / "train.yaml") for file in files]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.exists()] or [""]
+    default = (conf / "train.yaml").read_text(encoding="utf-8")
+    return [re.search(r"\bprojector: (\w+)", text + default)[1] for text in texts]
 
 
-def _network_of(file: Path) -> str | None:
-    """Return the network that a file's defaults name, if they name one."""
-    entries = OmegaConf.to_container(OmegaConf.load(file)).get("defaults", [])
-    chosen = ChainMap(*(entry for entry in entries if isinstance(entry, dict)))
-    return chosen.get("projector", chosen.get("override /projector"))
-
-
-def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
+def _not_read(override: Override, networks: list[Any]) -> Iterator[str]:
     """Yield the networks that do not read a value of another network."""
     section, _, key = override.key_or_group.partition(".")
-    readers = [name for name, network in NETWORKS.items() if key in _keys(network())]
-    if section != "projector" or not readers:
-        return
-    for name in networks:
+    readers = [name for name, network in NETWORKS.items() if key in vars(network())]
+    for name in networks if section == "projector" and readers else []:
         if name in NETWORKS and name not in readers:
-            values = ", ".join(entry for entry in _keys(NETWORKS[name]()) if entry != "name")
+            values = ", ".join(entry for entry in vars(NETWORKS[name]()) if entry != "name")
             yield (
                 f"{override.input_line} has no meaning for projector={name}, which reads {values}: write "
                 f"projector={readers[0]} {override.input_line}, or leave it out"
@@ -120,58 +92,42 @@ def _not_read(override: Override, networks: list[str]) -> Iterator[str]:
 def _problems(
     override: Override, groups: dict[str, list[str]], keys: dict[str, Any], program: str
 ) -> Iterator[str]:
-    key = override.key_or_group
-    if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+    key, line, values = override.key_or_group, override.input_line, _values(override)
+    if key == "hydra" or override.is_hydra_override():
         return
     if key in groups:
-        for choice in _choices(override):
-            if choice not in groups[key]:
+        for choice in values:
+            if isinstance(choice, str) and choice not in groups[key]:
                 options = ", ".join(groups[key])
                 yield f"{key}={choice}: expected one of {options}{nearest(choice, groups[key])}"
-    elif key not in keys:
+        return
+    if key not in keys:
         known = [*groups, *keys]
         hint = nearest(key, known) or _same_ending(key, known)
-        yield f"{override.input_line}: there is no {key}{hint} ('python {program} --help' lists all)"
-    elif key == "data.mixture" and (misspelt := [*_mixture_problems(override)]):
-        yield from misspelt
-    elif not override.is_delete():
-        expected = next(
-            filter(None, (type_problem(keys[key], key, value) for value in _values(override))), None
-        )
-        if expected:
-            yield f"{override.input_line}: expected {expected}"
+        yield f"{line}: there is no {key}{hint} ('python {program} --help' lists all)"
+        return
+    parts = values[0] if key == "data.mixture" and values and isinstance(values[0], list) else []
+    known = vars(MixtureConfig())
+    misspelt = [name for part in parts if isinstance(part, dict) for name in part if name not in known]
+    for name in misspelt:
+        yield f"{line}: there is no {name}, only {', '.join(known)}{nearest(name, known)}"
+    for value in [] if misspelt or override.is_delete() else values:
+        if expected := type_problem(keys[key], key, value):
+            yield f"{line}: expected {expected}"
+            return
 
 
-def _mixture_problems(override: Override) -> Iterator[str]:
-    """Yield keys that no kind of clouds has."""
-    known = [*_keys(MixtureConfig())]
-    listed = override.value()
-    for kind in listed if isinstance(listed, list) else []:
-        for key in kind if isinstance(kind, dict) else []:
-            if key not in known:
-                options = ", ".join(known)
-                yield f"{override.input_line}: there is no {key}, only {options}{nearest(key, known)}"
-
-
-def _values(override: Override) -> Iterator[Any]:
-    """Yield the value of an override, or the plain ones of a list of choices; nothing of other sweeps."""
+def _values(override: Override) -> list[Any]:
+    """Return the value of an override, or the plain ones of a list of choices; nothing of other sweeps."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         items = (item.text if isinstance(item, QuotedString) else item for item in value.list)
-        yield from (item for item in items if isinstance(item, int | float | str))
-    elif not isinstance(value, Sweep):
-        yield value
-
-
-def _choices(override: Override) -> list[str]:
-    """Return the words that an override names."""
-    return [value for value in _values(override) if isinstance(value, str)]
+        return [item for item in items if isinstance(item, int | float | str)]
+    return [] if isinstance(value, Sweep) else [value]
 
 
 def _same_ending(key: str, known: list[str]) -> str:
     """Propose the keys whose last word is the one asked for, as optimizer.lr for lr."""
-    last = key.rpartition(".")[2]
-    endings = {name.rpartition(".")[2] for name in known}
-    match = nearest(last, endings)
+    match = nearest(key.rpartition(".")[2], (name.rpartition(".")[2] for name in known))
     found = [name for name in known if match and name.rpartition(".")[2] in match]
     return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -34,14 +34,7 @@ def require_profiler(config: ProfilerConfig) -> None:
 class StepProfiler:
     """Record some training steps: ``step()`` after each step, then ``close()``; both do nothing for none.
 
-    Parameters
-    ----------
-    config : ProfilerConfig
-        Which profiler, the steps to let pass (``skip``) and the steps to record (``steps``).
-    folder : Path
-        The run's folder; files are written below ``folder/profile``.
-    functions : sequence of callable
-        What ``profiler=line_profile`` times line by line.
+    Files are written below ``folder/profile``. ``functions`` are what ``profiler=line_profile`` times.
     """
 
     def __init__(
@@ -50,25 +43,20 @@ class StepProfiler:
         self._config = config
         self._functions = functions
         self._folder = folder / "profile"
-        self._profiler: Any = None  # PhysicsNeMo's, while it records
+        self.recording: Any = None  # PhysicsNeMo's profiler, while it is attached to the steps
         self._tool: Any = None  # torch's or line_profiler's own in it
         self._taken = 0
         # A step more before the recording lets torch's tracer set itself up outside of what it reports.
         self._warmup = min(1, config.skip) if config.name == "torch" else 0
         self._start_if_due()
 
-    @property
-    def recording(self) -> bool:
-        """Whether a profiler is attached to the steps at this moment."""
-        return self._profiler is not None
-
     def step(self) -> None:
         """To be called after each step."""
         self._taken += 1
-        if self._profiler is None:
+        if self.recording is None:
             self._start_if_due()
             return
-        self._profiler.step()
+        self.recording.step()
         if self._taken == self._config.skip + self._config.steps:
             self._end(self._config.steps)
 
@@ -76,12 +64,11 @@ class StepProfiler:
         """To be called after the last step; writes what was recorded if the recording is still on."""
         config, recorded = self._config, self._taken - self._config.skip
         if config.name != "none" and recorded <= 0:
-            words = "profiler: nothing recorded, training took %d steps; recording begins after"
-            words += " profiler.skip=%d"
-            log.warning(words, self._taken, config.skip)
-        elif self._profiler is not None:
+            words = "nothing recorded, training took %d steps; recording begins after profiler.skip=%d"
+            log.warning(f"profiler: {words}", self._taken, config.skip)
+        elif self.recording:
             log.warning("profiler: only %d of profiler.steps=%d steps were taken", recorded, config.steps)
-        if self._profiler is not None:
+        if self.recording:
             self._end(recorded)
 
     def _start_if_due(self) -> None:
@@ -92,7 +79,7 @@ class StepProfiler:
 
         _forget_profilers()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._profiler = profiler = Profiler()
+        self.recording = profiler = Profiler()
         profiler.output_path = self._folder
         tool = profiler.enable(config.name)
         if config.name == "torch":
@@ -111,7 +98,7 @@ class StepProfiler:
 
     def _end(self, recorded: int) -> None:
         """Stop; of any recorded steps write the files, and log what took longest."""
-        profiler, self._profiler = self._profiler, None
+        profiler, self.recording = self.recording, None
         if self._config.name == "torch":
             profiler.__exit__(None, None, None)
         else:
@@ -121,7 +108,7 @@ class StepProfiler:
             log.info("profiler: %d steps recorded in %s", recorded, self._folder)
             unit, timed = self._timed()
             timed.sort(key=lambda row: row[0], reverse=True)
-            total = sum(milliseconds for milliseconds, _, _ in timed) or 1.0
+            total = sum(row[0] for row in timed) or 1.0
             log.info("  %6s %9s %10s  %s", "share", "ms/step", "calls/step", unit)
             for milliseconds, calls, name in timed[:TOP]:
                 share, each = milliseconds / total, milliseconds / recorded
@@ -134,17 +121,12 @@ class StepProfiler:
             return "line", [*_lines(self._tool.get_stats())]
         from torch.autograd import DeviceType
 
-        events = [
-            event
-            for event in self._tool.key_averages()
-            if not event.key.startswith("ProfilerStep") and not event.is_user_annotation
-        ]
+        averages = (event for event in self._tool.key_averages() if not event.is_user_annotation)
+        events = [event for event in averages if not event.key.startswith("ProfilerStep")]
         kernels = [event for event in events if event.device_type == DeviceType.CUDA]
         unit, clock = ("GPU kernel", "device") if kernels else ("operation", "cpu")
-        return unit, [
-            (getattr(event, f"self_{clock}_time_total") / 1e3, event.count, event.key[:70])
-            for event in kernels or events
-        ]
+        name = f"self_{clock}_time_total"
+        return unit, [(getattr(e, name) / 1e3, e.count, e.key[:70]) for e in kernels or events]
 
 
 def _lines(stats: Any) -> Iterator[tuple[float, int, str]]:

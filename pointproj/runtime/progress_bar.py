@@ -29,21 +29,9 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Show how far a loop has come; what is logged or printed meanwhile stands above a bar.
 
-    Parameters
-    ----------
-    title : str
-        What is being done.
-    total, done : int
-        Steps (or bytes, with ``unit="bytes"``) of the whole, and those that were done before.
-    unit : str
-        Name of the steps in log lines.
-    lines : bool
-        Whether to log lines where there is no terminal, at most one in :data:`SECONDS_BETWEEN_LINES`.
-
-    Yields
-    ------
-    callable
-        Call it with the number of steps just done.
+    Yields a function to be called with the number of steps just done. ``total`` and ``done`` are steps, or
+    bytes with ``unit="bytes"``, of the whole and from before. Where there is no terminal, log lines name the
+    ``unit``, at most one in :data:`SECONDS_BETWEEN_LINES`; none with ``lines=False``.
     """
     console = Console(stderr=True)
     if not (lines or console.is_terminal):
@@ -60,23 +48,20 @@ def progress(
     )
     bar.add_task(title, total=total, completed=done)
     (task,) = bar.tasks
-    if console.is_terminal:
-        with _below_the_log(bar):
-            yield lambda steps: bar.advance(task.id, steps)
-        return
     last_line, calls = time.monotonic(), 0
 
     def advance(steps: int) -> None:
         nonlocal last_line, calls
         bar.advance(task.id, steps)
         calls += 1
-        if time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
+        if not console.is_terminal and time.monotonic() - last_line >= SECONDS_BETWEEN_LINES:
             last_line = time.monotonic()
             left = task.time_remaining if calls >= STEPS_BEFORE_ESTIMATE else None
             words = "" if left is None else f", {left:.0f} s left"
             log.info(f"{title}: {task.completed:.0f} of {total} {unit} ({task.percentage:.0f}%){words}")
 
-    yield advance
+    with _below_the_log(bar):
+        yield advance
 
 
 @contextmanager
@@ -85,9 +70,8 @@ def _below_the_log(bar: Progress) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     with bar:
         replaced = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
-        handlers = [
-            each for each in logging.getLogger().handlers if getattr(each, "stream", None) in replaced
-        ]
+        root = logging.getLogger()
+        handlers = [each for each in root.handlers if getattr(each, "stream", None) in replaced]
         previous = [handler.setStream(replaced[handler.stream]) for handler in handlers]
         try:
             yield

@@ -26,10 +26,8 @@ class AllocatorUnavailable(RuntimeError):  # noqa: N818 - a state of the machine
 
 @dataclass
 class _Owner:
-    """RMM once it is active."""
-
     allocator: AllocatorConfig
-    pool: Any  # the memory resource
+    pool: Any  # RMM's memory resource
     counted: Any  # the adaptor around it that counts
     allocated_at_reset: int = 0
 

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -20,6 +19,7 @@ log = logging.getLogger(__name__)
 # What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks.
 MIN_FREE_BYTES = 16 << 20
 LOCK = ".lock"
+FOLDER_SETTING = "hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep)"
 
 
 class RunError(RuntimeError):
@@ -29,14 +29,9 @@ class RunError(RuntimeError):
 class RunFolder:
     """The folder that holds everything a run leaves behind; as a context, it is released at the end.
 
-    Parameters
-    ----------
-    path : Path
-        The folder; made when it is missing.
-    writes : bool
-        False drops what is to be written: several processes have one folder, and one of them fills it.
-    named : bool
-        Whether the user named it: ``resume=auto`` then continues what this folder holds, and no other run.
+    It is made when it is missing. Of several processes with one folder, one ``writes``; of the others, what
+    is to be written is dropped. ``named``: the user named it, so that ``resume=auto`` continues what it
+    holds, and no other run.
     """
 
     def __init__(self, path: Path | str, *, writes: bool = True, named: bool = False) -> None:
@@ -56,21 +51,18 @@ class RunFolder:
     def claim(self, config_text: str, *, continues: bool = False) -> None:
         """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
 
-        What a start left that failed before its first checkpoint is written over. ``continues``: the run
-        resumes an earlier one, so a folder that holds one already is as wanted. Raises RunError, and changes
-        nothing, if another process works in the folder, or it holds a run and this one does not continue it.
+        Raises RunError, and changes nothing, if another process works in the folder, or it holds a run as far
+        as a checkpoint or report, and this one does not continue it.
         """
         if not self._writes:
             return
         self._lock = _locked(self.path)
-        # As far as its first checkpoint, or its report:
         holds_a_run = any(self.path.glob("*.pt")) or (self.path / "metrics.json").exists()
         if holds_a_run and not continues:
             self.release()
             raise RunError(
                 f"{self.path} holds a run already and nothing in it was touched. Name another folder "
-                "with hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep), or continue it with "
-                f"resume={self.path}"
+                f"with {FOLDER_SETTING}, or continue it with resume={self.path}"
             )
         replace_text(self.path / "config.yaml", config_text)
 
@@ -86,40 +78,33 @@ class RunFolder:
             return
         path = self.path / "metrics.jsonl"
         with writing(path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(metrics), allow_nan=False) + "\n")
+            file.write(_json(metrics) + "\n")
 
     def take_metrics(self, step: int, source: Path | None = None) -> None:
-        """Begin ``metrics.jsonl`` with the whole lines of the run that is continued, until a step.
-
-        ``source`` is the folder of that run; this folder by default.
-        """
-        target = self.path / "metrics.jsonl"
-        path = target if source is None else source / target.name
+        """Begin ``metrics.jsonl`` with the whole lines, until a step, of the run in ``source`` or here."""
+        path = (source or self.path) / "metrics.jsonl"
         if not self._writes or not path.exists():
             return
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        replace_text(target, "".join(line for line in lines if _is_until(step, line)))
+        kept = (line for line in lines if _is_until(step, line))
+        replace_text(self.path / "metrics.jsonl", "".join(kept))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write ``content`` as the JSON file ``name``, whole or not at all."""
         if self._writes:
-            replace_text(self.path / name, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+            replace_text(self.path / name, _json(content, indent=2) + "\n")
 
     def picture_path(self, name: str) -> Path:
         """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
         folder = self.path / "pictures"
         folder.mkdir(exist_ok=True)
-        return folder / (name if name.endswith(".png") else f"{name}.png")
+        return folder / f"{name.removesuffix('.png')}.png"
 
 
 def require_writable(folder: Path) -> None:
     """Refuse a folder that cannot be made or written to, before any work is done for it; make nothing.
 
-    Raises
-    ------
-    RunError
-        If it lies below a file, belongs to somebody else, or its disk has less than
-        :data:`MIN_FREE_BYTES` left.
+    Raises RunError if it lies below a file, belongs to somebody else, or its disk is almost full.
     """
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
@@ -152,19 +137,14 @@ def run_token() -> str:
     return f"{os.getpid():x}{os.urandom(6).hex()}"
 
 
-def _plain(value: Any) -> Any:
-    """Turn what a metric may hold into what JSON can hold."""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
-    elif hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON text of numbers, tensors, arrays and paths; null for numbers that are not finite."""
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+
+    text = json.dumps(content, default=plain)
+    return json.dumps(json.loads(text, parse_constant=lambda name: None), indent=indent)
 
 
 def _is_until(step: int, line: str) -> bool:
@@ -187,9 +167,7 @@ def replace_text(target: Path, text: str) -> None:
 
 
 @contextmanager
-def writing(
-    path: Path, setting: str = "hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep)"
-) -> Iterator[None]:
+def writing(path: Path, setting: str = FOLDER_SETTING) -> Iterator[None]:
     """Raise RunError when ``path`` cannot be written in the block; ``setting`` names its folder."""
     try:
         yield
@@ -208,9 +186,8 @@ def _close_locks() -> None:
         os.close(_locks.pop())
 
 
-os.register_at_fork(
-    after_in_child=_close_locks
-)  # else it would keep the lock of its parent, if that is killed
+# Else a forked process would keep the lock of its parent, if that is killed.
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def require_idle(folder: Path) -> None:

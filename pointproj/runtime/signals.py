@@ -50,15 +50,9 @@ class StopAtOnce:
 
 
 class StopRequest(StopAtOnce):
-    """While it is entered, the first signal is only noted; a second one acts as it did outside.
+    """While it is entered, the first signal is only noted; a second one acts as it did outside."""
 
-    Attributes
-    ----------
-    made : signal.Signals or None
-        The signal that asked.
-    """
-
-    made: signal.Signals | None = None
+    made: signal.Signals | None = None  # the signal that asked
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.made = signal.Signals(number)

@@ -30,14 +30,12 @@ _started: list[Path] = []
 
 
 class SweepFolder(Callback):
-    """Remembers where the sweep of this process writes.
+    """Remembers where the sweep of this process writes, for :func:`report_started` after Hydra is through.
 
-    Hydra turns errors of callbacks into warnings and skips the last one when something fails, so the table
-    is not made here but by :func:`report_started`, after Hydra is through.
+    Hydra turns errors of callbacks into warnings, and skips the last one when something fails.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Note the folder; Hydra calls this once, in the process that launches the jobs."""
         _started.append(Path(config.hydra.sweep.dir))
 
 
@@ -49,10 +47,7 @@ def report_started() -> bool:
 
 
 def report(folder: Path) -> bool:
-    """Write ``summary.csv`` into a sweep's folder and print its table; return whether all jobs succeeded.
-
-    There has to be at least one.
-    """
+    """Write ``summary.csv`` into a sweep's folder and print its table; return whether all jobs succeeded."""
     rows = collect(folder)
     if not rows:
         print(f"no job of the sweep in {folder} got as far as leaving a record", file=sys.stderr)
@@ -68,20 +63,17 @@ def report(folder: Path) -> bool:
 
 def collect(folder: Path) -> list[dict[str, Any]]:
     """Read one row a job, with the keys of :data:`COLUMNS`, in the jobs' order."""
-    rows = [_row(status.parent, folder) for status in folder.rglob("status.json")]
+    rows = []
+    for status in folder.rglob("status.json"):
+        told = {**(read_json(status.with_name("metrics.json")) or {}), **read_json(status)}
+        row = {key: told.get(key) for key in COLUMNS}
+        if row["status"] == "running":
+            row["status"] = "failed"
+            row["error"] = "the process ended without an error message (killed, or out of memory)"
+        row["overrides"] = " ".join(row["overrides"] or [])
+        row["folder"] = str(status.parent.relative_to(folder))
+        rows.append(row)
     return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
-
-
-def _row(job: Path, sweep: Path) -> dict[str, Any]:
-    row = dict.fromkeys(COLUMNS)
-    row |= {key: value for key, value in (read_json(job / "metrics.json") or {}).items() if key in COLUMNS}
-    row |= {key: value for key, value in read_json(job / "status.json").items() if key in COLUMNS}
-    if row["status"] == "running":
-        row["status"] = "failed"
-        row["error"] = "the process ended without an error message (killed, or out of memory)"
-    row["overrides"] = " ".join(row["overrides"] or [])
-    row["folder"] = str(job.relative_to(sweep))
-    return row
 
 
 def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -102,17 +94,10 @@ def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
     common = set.intersection(*(set(row["overrides"].split()) for row in rows)) if len(rows) > 1 else set()
     for row in rows:
         varied = " ".join(word for word in row["overrides"].split() if word not in common)
-        peak = row["peak_memory_bytes"]
-        table.add_row(
-            str(row["job"]),
-            row["status"],
-            varied,
-            row["backend"],
-            row["device"],
-            *("" if row[key] is None else f"{row[key]:.4g}" for key in NUMBERS),
-            "" if peak is None else f"{peak / 2**20:.0f}",
-            style=None if row["status"] == "ok" else "red",
-        )
+        words = str(row["job"]), row["status"], varied, row["backend"], row["device"]
+        numbers = ("" if row[key] is None else f"{row[key]:.4g}" for key in NUMBERS)
+        peak = "" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 2**20:.0f}"
+        table.add_row(*words, *numbers, peak, style=None if row["status"] == "ok" else "red")
     console.print(table)
     for row in rows:
         if row["error"]:

@@ -27,14 +27,8 @@ class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
 def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) -> None:
     """Write a file, replacing an older one in one move; an interrupted write leaves the old one as it was.
 
-    Parameters
-    ----------
-    path : Path
-        Its folder exists.
-    content : mapping
-        Tensors, numbers, strings, None, and lists and mappings of them; keys become strings.
-    keep : Path, optional
-        Where the file that was at ``path`` goes. At every moment one of the two is whole.
+    ``content`` are tensors, numbers, strings, None, and lists and mappings of them; keys become strings. The
+    file that was at ``path`` goes to ``keep``, if that is given; at every moment one of the two is whole.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_separated(content, "", tensors))
@@ -47,7 +41,10 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
             os.fsync(file.fileno())
         if keep is not None and path.exists():
             spare.unlink(missing_ok=True)
-            _link(path, spare)
+            try:
+                os.link(path, spare)
+            except OSError:  # a file system without links
+                shutil.copyfile(path, spare)
             os.replace(temporary, path)
             os.replace(spare, keep)
         else:
@@ -60,12 +57,8 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
 def load(path: Path) -> dict[str, Any]:
     """Read a file that :func:`save` wrote: tensors on the CPU, tuples as lists, and all keys strings.
 
-    Raises
-    ------
-    DamagedFile
-        If it is anything else. Memory and time are bounded by the size of the file.
-    OSError
-        If it cannot be opened.
+    Raises DamagedFile if it is anything else, OSError if it cannot be opened. Memory and time are bounded by
+    the size of the file.
     """
     if path.exists() and not path.is_file():  # a pipe could be waited for for ever
         raise DamagedFile("expected a file")
@@ -79,21 +72,13 @@ def load(path: Path) -> dict[str, Any]:
         if int(told["crc32"]) != _check_sum(told["content"], tensors):
             raise DamagedFile("it was altered: its check sum is another")
         content = _joined(json.loads(told["content"]), tensors)
+        if not isinstance(content, dict):
+            raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
+        return content
     except DamagedFile:
         raise
     except Exception as error:  # whatever is said about foreign bytes, the file is the cause
         raise DamagedFile(f"it is no whole file of tensors ({type(error).__name__}: {error})") from error
-    if not isinstance(content, dict):
-        raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
-    return content
-
-
-def _link(path: Path, other: Path) -> None:
-    """Give a file a second name, or a copy where the file system has no links."""
-    try:
-        os.link(path, other)
-    except OSError:
-        shutil.copyfile(path, other)
 
 
 def _separated(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

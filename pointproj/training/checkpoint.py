@@ -30,25 +30,10 @@ BEST = "best.pt"
 
 # What may differ between a run and its continuation: where it runs, what it shows, where files are.
 FREE_KEYS = (
-    "allocator",
-    "backend",
-    "compile",
-    "data.cache",
-    "data.download",
-    "data.root",
-    "data.strict",
-    "data.workers",
-    "device",
-    "logger",
-    "profiler",
-    "resume",
-    "training.checkpoint_every",
-    "training.log_every",
-    "training.on_nan",
-    "training.pictures",
-    "training.time_steps",
-    "training.validate_every",
-    "training.weights",
+    *("allocator", "backend", "compile", "device", "logger", "profiler", "resume"),
+    *("data.cache", "data.download", "data.root", "data.strict", "data.workers"),
+    *("training.checkpoint_every", "training.log_every", "training.validate_every", "training.on_nan"),
+    *("training.pictures", "training.time_steps", "training.weights"),
 )
 
 
@@ -76,13 +61,8 @@ Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
     """Write a checkpoint into a folder that exists, replacing an older one in one move.
 
-    ``state`` is that of model, optimizer and loop. A ``last.pt`` becomes ``previous.pt``. An interrupted
-    write leaves the old file as it was.
-
-    Raises
-    ------
-    CheckpointError
-        If it cannot be written; says what to do, and that the older one is still there.
+    ``state`` is that of model, optimizer and loop. A ``last.pt`` becomes ``previous.pt``. If it cannot be
+    written, CheckpointError says what to do, and that the older one is still there.
     """
     content = {"format": FORMAT, "config": dataclasses.asdict(config), "random": random_states(), **state}
     try:
@@ -99,20 +79,10 @@ def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
 
 
 def read(path: Path, config: Config) -> dict[str, Any]:
-    """Read a checkpoint that a run of ``config`` may continue from.
+    """Read a checkpoint that a run of ``config`` may continue from: a file, or the ``last.pt`` of a folder.
 
-    Parameters
-    ----------
-    path : Path
-        A file, or the folder of a run (its ``last.pt`` is meant then). Where a ``last.pt`` cannot be read,
-        the ``previous.pt`` beside it is taken, with a warning.
-    config : Config
-        Of the run that continues.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no such file, it is damaged or no checkpoint, or its config differs where it matters.
+    Where a ``last.pt`` cannot be read, the ``previous.pt`` beside it is taken, with a warning. Raises
+    CheckpointError if there is no such file, it is no checkpoint, or its config differs where it matters.
     """
     path = path / LAST if path.is_dir() else path
     try:
@@ -126,7 +96,7 @@ def read(path: Path, config: Config) -> dict[str, Any]:
     differences = config_differences(content["config"], dataclasses.asdict(config))
     if differences:
         raise CheckpointError(
-            f"{path} belongs to another config: " + "; ".join(differences) + ". Give these the checkpoint's "
+            f"{path} belongs to another config: {'; '.join(differences)}. Give these the checkpoint's "
             "values, or start anew without resume."
         )
     return content
@@ -136,12 +106,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint of any config, from anyone: opening it runs no code of the file.
 
     It holds ``format``, ``config`` (nested mappings of plain values), ``random`` and what :func:`save` was
-    given, on the CPU.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no such file, it is damaged, or it is no checkpoint of this program.
+    given, on the CPU. Raises CheckpointError if there is no such file, or it is none of this program.
     """
     try:
         content = tensor_file.load(path)
@@ -175,11 +140,15 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
     """
     if config.resume is None:
         return None
-    path = _newest(config, run) if config.resume == "auto" else Path(config.resume)
-    if path is None:
-        return None
-    path = path / LAST if path.is_dir() else path
-    content = read(path, config)
+    if config.resume == "auto":
+        continued = _newest(config, run)
+        if continued is None:
+            return None
+        path, content = continued
+    else:
+        path = Path(config.resume)
+        path = path / LAST if path.is_dir() else path
+        content = read(path, config)
     wrote = content.get("processes", 1)
     if wrote != processes.count:
         raise CheckpointError(
@@ -191,7 +160,7 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
     return path, content
 
 
-def _newest(config: Config, run: RunFolder) -> Path | None:
+def _newest(config: Config, run: RunFolder) -> Continued | None:
     """Return the newest ``last.pt`` whose config is as good as equal, or None."""
     folder = run.path
     if not run.named:
@@ -199,13 +168,13 @@ def _newest(config: Config, run: RunFolder) -> Path | None:
     found = [(path.stat().st_mtime_ns, path) for path in folder.rglob(LAST)]
     for _, path in sorted(found, reverse=True):
         try:
-            read(path, config)
+            content = read(path, config)
         except CheckpointError as error:
             log.debug("not resumed: %s", error)
             continue
         if path.parent.resolve() != run.path.resolve():
             require_idle(path.parent)
-        return path
+        return path, content
     log.info("resume=auto: no checkpoint of this config in %s; training from the beginning", folder)
     return None
 
@@ -215,17 +184,19 @@ def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
     The number of epochs may be raised, and lowered where no learning rate depends on it.
     """
-    saved, wanted = _comparable(saved), _comparable(wanted)
-    free = FREE_KEYS
+    saved, wanted = (
+        {key: list(value) if isinstance(value, tuple) else value for key, value in flat(config).items()}
+        for config in (saved, wanted)
+    )
     epochs = [values.get("training.epochs") for values in (saved, wanted)]
     raised = all(isinstance(number, int) for number in epochs) and epochs[0] < epochs[1]
-    if raised or not rate_depends_on_epochs(wanted):
-        free = (*free, "training.epochs")
+    epochs_are_free = raised or not rate_depends_on_epochs(wanted)
+    free = (*FREE_KEYS, "training.epochs") if epochs_are_free else FREE_KEYS
+    differing = sorted(k for k in saved.keys() | wanted.keys() if saved.get(k) != wanted.get(k))
     return [
         f"{key}: checkpoint {saved.get(key)}, this run {wanted.get(key)}"
-        for key in sorted(saved.keys() | wanted.keys())
-        if not any(key == name or key.startswith(name + ".") for name in free)
-        and saved.get(key) != wanted.get(key)
+        for key in differing
+        if not f"{key}.".startswith(tuple(f"{name}." for name in free))
     ]
 
 
@@ -267,7 +238,3 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     """
     moments = {int(number): moment for number, moment in state["state"].items()}
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in flat(config).items()}

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from pointproj.config import Config
 from pointproj.runtime import tensor_file
-from pointproj.runtime.devices import to_host
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +41,9 @@ class Status(NamedTuple):
     ready: torch.cuda.Event | None
 
     def read(self) -> tuple[float, list[int]]:
-        """Return the sum of all finite losses, and how many steps ago each other one was, oldest first.
+        """Return the sum of all finite losses, and the ages of the other steps: of the last 64, oldest first.
 
-        Waits for the steps it is about, and not for later ones. 0 is the last of them; the last 64 are known.
+        Waits for the steps it is about, and not for later ones. The last of them has age 0.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -55,13 +54,12 @@ class Status(NamedTuple):
 class FiniteGuard:
     """On the device: lets an optimizer skip steps that are not finite, and remembers which.
 
-    The optimizer is fused and gets ``found_inf``, its flag for a step to be skipped. ``compiled``: whether
-    the few operations on scalars are compiled, to one launch each time instead of several.
+    The optimizer is fused and gets ``found_inf``, its flag for a step to be skipped.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
         device = optimizer.param_groups[0]["params"][0].device
-        self.compiled = False
+        self.compiled = False  # the few operations on scalars, to one launch instead of several
         self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
         self._history = torch.full((), _NONE_SKIPPED, device=device)  # a bit a step, the last is lowest
         # float64 holds sums of float32 exactly, however the steps are divided among statuses. With an axis,
@@ -84,7 +82,8 @@ class FiniteGuard:
 
     def take_status(self, steps: int) -> Status:
         """Return how the last ``steps`` steps went, and begin anew."""
-        copies = to_host(self._loss_sum), to_host(self._history)
+        tensors = self._loss_sum, self._history
+        copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
         self._loss_sum.zero_()
         self._history.fill_(_NONE_SKIPPED)
         device = self._found.device
@@ -121,11 +120,9 @@ class DivergenceCheck:
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
-        self.config = config
-        self.folder = folder
+        self.config, self.folder = config, folder
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=CHECK_EVERY)
-        self._in_a_row = 0
-        self._saved = 0
+        self._in_a_row = self._saved = 0
 
     def add(self, step: int, batch: dict[str, Any]) -> bool:
         """Keep the batch of a step just taken; return whether it is time to :meth:`check`."""
@@ -138,26 +135,22 @@ class DivergenceCheck:
         Raises TrainingDiverged for the first step that was not finite; if such steps are skipped, after
         :data:`CHECK_EVERY` in a row.
         """
+        lr, clip = self.config.optimizer.lr, self.config.optimizer.clip
+        advice = f"write a lower optimizer.lr (now {lr:g}), a lower optimizer.clip (now {clip})"
         bad = [self._recent[-1 - age] for age in ages]
         finite_since = next((age for age in range(len(self._recent)) if age not in ages), None)
         self._in_a_row = finite_since if finite_since is not None else self._in_a_row + len(self._recent)
         self._recent.clear()
         for step, batch in bad:
-            self._report(step, batch)
-        if self._in_a_row >= CHECK_EVERY:
-            raise TrainingDiverged(
-                f"none of the last {self._in_a_row} steps was finite, so skipping them does not help: "
-                + self._advice()
-            )
-
-    def _report(self, step: int, batch: dict[str, Any]) -> None:
-        words = f"step {step}: loss or gradient is not finite; {_described(batch)}{self._keep(step, batch)}"
-        if self.config.training.on_nan == "skip":
+            words = f"step {step}: loss or gradient is not finite; {_described(batch)}"
+            words += self._keep(step, batch)
+            if self.config.training.on_nan == "stop":
+                words += f". The step changed nothing: {advice}, or training.on_nan=skip to skip such steps"
+                raise TrainingDiverged(words)
             log.warning("%s; the step was skipped", words)
-            return
-        raise TrainingDiverged(
-            f"{words}. The step changed nothing: {self._advice()}, or training.on_nan=skip to skip such steps"
-        )
+        if self._in_a_row >= CHECK_EVERY:
+            words = f"none of the last {self._in_a_row} steps was finite, so skipping them does not help"
+            raise TrainingDiverged(f"{words}: {advice}")
 
     def _keep(self, step: int, batch: dict[str, Any]) -> str:
         """Save a batch, and say where."""
@@ -170,10 +163,6 @@ class DivergenceCheck:
         except OSError as error:
             return f", which cannot be saved ({error.strerror})"
         return f", saved in {path}"
-
-    def _advice(self) -> str:
-        lr, clip = self.config.optimizer.lr, self.config.optimizer.clip
-        return f"write a lower optimizer.lr (now {lr:g}), a lower optimizer.clip (now {clip})"
 
 
 def _described(batch: dict[str, Any]) -> str:

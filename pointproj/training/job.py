@@ -28,13 +28,8 @@ log = logging.getLogger(__name__)
 def run_job(composed: DictConfig) -> None:
     """Run the job that Hydra has set up; where several processes run it together, each calls this.
 
-    Alone, a job's error ends the program. In a sweep it is recorded in the job's folder (``status.json``)
-    and the jobs after it run.
-
-    Raises
-    ------
-    SystemExit
-        With the message of an error that pointproj words itself, without a traceback or words of Hydra's.
+    Alone, a job's error ends the program: with SystemExit and its message, if pointproj words it itself. In a
+    sweep it is recorded in the job's folder (``status.json``) and the jobs after it run.
     """
     processes = distributed.join()
     if not processes.is_first:
@@ -48,9 +43,10 @@ def run_job(composed: DictConfig) -> None:
     try:
         with StopAtOnce(), ending_together(folder, processes):
             if in_sweep:
-                _run_in_sweep(composed, folder, named, facts)
-            else:
-                _run_alone(composed, folder, named, facts)
+                _forget_last_job()
+            config = None if in_sweep else _checked(composed, folder)
+            with _claimed(composed, folder, named) as run, _recorded_status(run, facts, in_sweep):
+                _run(config or to_config(composed), run, in_sweep)
         gc.collect()  # a captured step holds on to the connection that is closed now
         distributed.leave()
     except Exception as error:
@@ -59,30 +55,13 @@ def run_job(composed: DictConfig) -> None:
         raise
 
 
-def _run_alone(composed: DictConfig, folder: Path, named: bool, facts: dict[str, Any]) -> None:
+def _checked(composed: DictConfig, folder: Path) -> Config:
     try:
-        config = to_config(composed)
+        return to_config(composed)
     except ConfigError:
-        if folder.exists() and not any(folder.iterdir()):
+        with suppress(OSError):  # which is not there yet, or holds something
             folder.rmdir()
         raise
-    with _claimed(composed, folder, named) as run, _recorded_status(run, facts):
-        _run(config, run)
-
-
-def _run_in_sweep(composed: DictConfig, folder: Path, named: bool, facts: dict[str, Any]) -> None:
-    _forget_last_job()
-    with _claimed(composed, folder, named) as run:
-        try:
-            with _recorded_status(run, facts):
-                _run(to_config(composed), run, beside_others=True)
-        except (Exception, SystemExit) as error:
-            if not distributed.join().alone:  # the others wait for this process, unless it ends
-                raise
-            if is_user_error(error):
-                log.error("job failed: %s: %s", type(error).__name__, error)
-            else:
-                log.exception("job failed")
 
 
 def _claimed(composed: DictConfig, folder: Path, named: bool) -> RunFolder:
@@ -105,8 +84,11 @@ def _is_continued(composed: DictConfig, folder: Path) -> bool:
 
 
 @contextmanager
-def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
-    """Keep ``status.json`` true: running, then ok, stopped or failed. That of a killed job stays running."""
+def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> Iterator[None]:
+    """Keep ``status.json`` true: running, then ok, stopped or failed. That of a killed job stays running.
+
+    An error in a sweep goes no further, unless other processes wait for this one until it ends.
+    """
     started = time.monotonic()
 
     def note(status: str, **more: Any) -> None:
@@ -116,19 +98,21 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any]) -> Iterator[None]:
     note("running")
     try:
         yield
+        note("ok")
     except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
         with suppress(RunError):  # which would hide the error that came first
-            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            note(status, error=f"{type(error).__name__}: {error}")
-        raise
-    note("ok")
+            note("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
+        if stopped or not in_sweep or not distributed.join().alone:
+            raise
+        if is_user_error(error):
+            log.error("job failed: %s: %s", type(error).__name__, error)
+        else:
+            log.exception("job failed")
 
 
-def _run(config: Config, run: RunFolder, *, beside_others: bool = False) -> None:
-    """Do the work: everything that takes seconds to import is imported here.
-
-    ``beside_others``: other jobs may run on this machine at the same time, and want GPUs too.
-    """
+def _run(config: Config, run: RunFolder, in_sweep: bool) -> None:
+    """Do the work: everything that takes seconds to import is imported here."""
     # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from pointproj.runtime.devices import own_gpu
@@ -145,7 +129,8 @@ def _run(config: Config, run: RunFolder, *, beside_others: bool = False) -> None
     configure_allocator(config.allocator)
     log.info("run       %s", run.path)
     run.write_json("environment.json", environment())
-    takes_one = beside_others and config.device != "cpu" and distributed.join().alone
+    # Other jobs of the sweep may run on this machine at the same time, and want GPUs too.
+    takes_one = in_sweep and config.device != "cpu" and distributed.join().alone
     with own_gpu() if takes_one else nullcontext():
         train(config, run)
 

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 class BatchLoader:
     """This process's part of the batches of a run, on its device.
 
-    ``shapes_a_step`` are those of all processes together. ``sampler`` says who draws the points of training
-    shapes: see ``data.sampler``; with ``device``, SamplerUnavailable is raised where that cannot be.
+    ``shapes_a_step`` are those of all processes together. ``sampler``, "device" or "loader", draws the points
+    of training shapes; with ``data.sampler=device``, SamplerUnavailable is raised where that cannot be.
     """
 
     def __init__(
@@ -46,38 +46,27 @@ class BatchLoader:
         """Shapes that all processes together see in a step; fewer in the last one of an epoch."""
         return min(self.shapes_a_step, len(self.data.train) - step_in_epoch * self.shapes_a_step)
 
-    def validation(self) -> Iterator[dict[str, Any]]:
-        """All batches of the meshes that checkpoints are chosen by."""
-        return self._unseen(self.data.test if self.data.validation is None else self.data.validation)
-
-    def test(self) -> Iterator[dict[str, Any]]:
-        """All batches of the test meshes."""
-        return self._unseen(self.data.test)
-
-    def _unseen(self, dataset: ShapeDataset) -> Iterator[dict[str, Any]]:
+    def unseen(self, dataset: ShapeDataset) -> Iterator[dict[str, Any]]:
+        """All batches of meshes that are not trained on."""
         return (with_features(batch, self.config.projector) for batch in self._batches(dataset))
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Batches of the training meshes as they are, without augmentation."""
         batches = self._batches(self.data.train, shuffle=True)
-        return (self._with_neighbors(self._augmented(batch, AugmentationConfig(), 0)) for batch in batches)
+        return (self._augmented(batch, AugmentationConfig(), 0) for batch in batches)
 
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
-        """All batches that are left of this run, in an order that follows from the seed and the epoch.
+        """All batches that are left of a run that stands at ``position``.
 
-        ``position`` is where the run stands when the first batch is asked for. Augmentation follows from the
-        step.
+        Their order follows from the seed and the epoch, and augmentation from the step.
         """
-        batches = self._training(position)
-        drawn_afresh = self.sampler == "device" and self.data.train.resample  # else batches share tensors
-        return made_ahead(batches, self.device) if drawn_afresh else batches
-
-    def _training(self, position: Position) -> Iterator[dict[str, Any]]:
-        config, first = self.config, position.step
+        config, train = self.config, self.data.train
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
-        order = {"shuffle": True, "seed": config.seed, "epoch": position.epoch, **left}
-        for step, batch in enumerate(self._batches(self.data.train, **order), start=first):
-            yield self._with_neighbors(self._augmented(batch, config.augmentation, step))
+        batches = self._batches(train, shuffle=True, seed=config.seed, epoch=position.epoch, **left)
+        steps = enumerate(batches, start=position.step)
+        changed = (self._augmented(batch, config.augmentation, step) for step, batch in steps)
+        drawn_afresh = self.sampler == "device" and train.resample  # else batches share tensors
+        return made_ahead(changed, self.device) if drawn_afresh else changed
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, with what the network is shown of its clouds."""
@@ -89,9 +78,6 @@ class BatchLoader:
         order |= {"workers": self.config.data.workers, "draw": draw, "processes": self.processes}
         made = batches(dataset, self.config.training.batch_size, **order)
         return (to_device(batch, self.device) for batch in made)
-
-    def _with_neighbors(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return batch if self._neighbors is None else self._neighbors(batch)
 
     def _augmented(self, batch: dict[str, Any], changes: AugmentationConfig, step: int) -> dict[str, Any]:
         """Change the shapes of the batch of a step, and of this process, and finish clouds drawn afresh."""
@@ -108,15 +94,14 @@ class BatchLoader:
             for name in ("reference_points", "features"):
                 if name in shown:
                     torch._dynamo.maybe_mark_dynamic(shown[name], 1)
-        return shown
+        return shown if self._neighbors is None else self._neighbors(shown)
 
 
 class NeighborCache:
     """The k nearest reference points of every query point, for each shape that has been seen."""
 
     def __init__(self, k: int, backend: str) -> None:
-        self.k = k
-        self.backend = backend
+        self.k, self.backend = k, backend
         self._of_shape: dict[int, Tensor] = {}  # identity -> (Q, k) int32, on the device of the batches
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -144,11 +129,10 @@ def _device_samplers(
     most_bytes = free_bytes(device) // 4
     if device.type == "cpu":
         most_bytes //= processes.on_this_machine
+    used = {id(each): each for each in (data.train, data.validation, data.test) if each is not None}
     draws, reason = {}, None
     try:
-        used = (dataset for dataset in (data.train, data.validation, data.test) if dataset is not None)
-        for dataset in {id(dataset): dataset for dataset in used}.values():
-            draws[id(dataset)] = device_sampler(dataset, device, most_bytes)
+        draws = {key: device_sampler(dataset, device, most_bytes) for key, dataset in used.items()}
     except SamplerUnavailable as error:
         reason = str(error)
     reasons = [*filter(None, processes.gather(reason))]  # all processes do the same
@@ -156,8 +140,7 @@ def _device_samplers(
         log.info("sampler   device: shapes stay on %s, and batches are drawn there", device)
         return draws
     if wanted == "device":
-        raise SamplerUnavailable(
-            f"data.sampler=device: {reasons[0]}; write data.sampler=loader data.workers=8"
-        )
+        words = f"data.sampler=device: {reasons[0]}; write data.sampler=loader data.workers=8"
+        raise SamplerUnavailable(words)
     log.warning("sampler   loader, with data.workers=%d: %s", config.data.workers, reasons[0])
     return {}

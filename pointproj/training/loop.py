@@ -7,7 +7,6 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -16,17 +15,17 @@ from typing import Any, NamedTuple
 import torch
 
 from pointproj.config import Config, ConfigError, nearest
-from pointproj.data.dataset import PreparedData, prepare
+from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import names as backend_names
-from pointproj.ops.registry import resolve, use_options
+from pointproj.ops.registry import resolve, use_options, waits
+from pointproj.runtime import memory
 from pointproj.runtime.compiler import choose_compilers
-from pointproj.runtime.devices import choose_device, device_text
+from pointproj.runtime.devices import choose_device
 from pointproj.runtime.distributed import Processes, StopTogether, join
 from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, open_logger
-from pointproj.runtime.memory import explained_out_of_memory, peak_bytes, reset_peak, statistics
 from pointproj.runtime.profiling import StepProfiler
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
@@ -38,7 +37,7 @@ from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import TrainingStep, capture_obstacle, time_step
+from pointproj.training.step import TrainingStep, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
 log = logging.getLogger(__name__)
@@ -47,18 +46,10 @@ log = logging.getLogger(__name__)
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
     """Train as the config says, leave everything in the run's folder, and return ``metrics.json``.
 
-    Where a launcher started several processes, each calls this, and they train one model together.
-
-    Raises
-    ------
-    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
-        Before any data is read, if the config cannot be run as it is.
-    DataError, MeshError
-        From the preparation of the data.
-    TrainingDiverged, OutOfMemory, WorkerDied
-        Each says what to change. Checkpoints are from before.
-    Stopped
-        After Ctrl-C, SIGTERM or SIGUSR1; ``last.pt`` then holds the state after the last step.
+    Where a launcher started several processes, each calls this, and they train one model together. Raises
+    BackendUnavailable, DeviceError, LoggerUnavailable or CheckpointError before any data is read, DataError
+    or MeshError from its preparation, then TrainingDiverged, OutOfMemory or WorkerDied; Stopped after a
+    signal, when ``last.pt`` holds the state after the last step.
     """
     execution = _choose_execution(config)
     device, processes = execution.device, execution.processes
@@ -69,10 +60,10 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         weights = checkpoint.load_best(Path(config.training.weights))
     logger = open_logger(config, run.path) if processes.is_first else MetricLogger()
     try:
-        reset_peak(device)
+        memory.reset_peak(device)
         data = prepare(config, processes, str(device))
         last = run.path / checkpoint.LAST
-        with explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
+        with memory.explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
             metrics = Training(config, run, data, execution, logger).run(continued, weights)
     except BaseException:
         logger.close(failed=True)
@@ -98,19 +89,19 @@ def _choose_execution(config: Config) -> Execution:
         listed = ", ".join(known)
         raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
     backend, why = resolve(name, device.type, config.projector.OPERATOR)
-    log.info("device    %s", device_text(device))
+    gpu = device.type == "cuda"
+    about = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
+    log.info("device    %s (%s)", device, about)
     log.info("backend   %s: %s", backend, why)
     use_options(name, config.backend.algorithm)
-    capture = config.compile and device.type == "cuda"
-    if capture:
+    obstacle = None
+    if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.name != "visibility")
-        obstacle = capture_obstacle(backend)
+        obstacle = memory.graphs_unsupported() or waits(backend)
         if obstacle:
-            capture = False
-            log.warning(
-                "compile=true compiles the model but captures no CUDA graph of the step: %s", obstacle
-            )
-    return Execution(device, backend, capture, join())
+            words = "compile=true compiles the model but captures no CUDA graph of the step"
+            log.warning("%s: %s", words, obstacle)
+    return Execution(device, backend, config.compile and gpu and not obstacle, join())
 
 
 class Training:
@@ -145,7 +136,8 @@ class Training:
         self.pending: tuple[Status, float | None] | None = None
         normals = bool(config.projector.normals)
         self.untrained = untrained_predictor(config.target.name, self.backend, normals=normals)
-        self.baseline = self.evaluate(self.untrained, self.loader.validation())
+        self.chosen_by = data.test if data.validation is None else data.validation  # checkpoints are
+        self.baseline = self._evaluate(self.untrained, self.chosen_by)
 
     def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning, from weights or from a checkpoint; report, and return the report."""
@@ -170,7 +162,9 @@ class Training:
             advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
-            profiler = StepProfiler(config.profiler, self.run_folder.path, self._profiled_functions())
+            steps = TrainingStep._run, TrainingStep._loss_with_gradients
+            timed = *steps, type(self.model).forward, knn_aggregate, radius_aggregate
+            profiler = StepProfiler(config.profiler, self.run_folder.path, timed)
             stack.enter_context(closing(profiler))
             while position.epoch < config.training.epochs:
                 batches_left = itertools.islice(stream, self.loader.steps_per_epoch - position.step_in_epoch)
@@ -188,11 +182,6 @@ class Training:
                     self._validate()
                 if position.epoch % config.training.checkpoint_every == 0 or is_last:
                     self._save(checkpoint.LAST)
-
-    def _profiled_functions(self) -> list[Callable[..., Any]]:
-        """Where the time of a step is spent in Python."""
-        step = TrainingStep._run, TrainingStep._loss_with_gradients
-        return [*step, type(self.model).forward, knn_aggregate, radius_aggregate]
 
     def _train_step(self, batch: dict[str, Any]) -> None:
         config, position = self.config, self.position
@@ -230,10 +219,10 @@ class Training:
             loss = position.loss_sum / position.loss_steps
             position.losses.append([position.step, loss])
         position.loss_sum, position.loss_steps = 0.0, 0
-        pace, memory = self.pace.read(), peak_bytes(self.device)
-        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, memory)
+        pace, peak = self.pace.read(), memory.peak_bytes(self.device)
+        report.log_progress(self.config, position, self.total_steps, loss, lr, pace, peak)
         measured = {"ms_per_step": pace.ms_per_step, "samples_per_second": pace.samples_per_second}
-        self._record("train", loss=loss, lr=lr, **measured, memory_bytes=memory)
+        self._record("train", loss=loss, lr=lr, **measured, memory_bytes=peak)
 
     def _check_finite(self) -> None:
         """Wait for all steps, and act on those that were not finite."""
@@ -244,7 +233,7 @@ class Training:
     def _validate(self) -> None:
         """Measure the model on the validation meshes, and keep it if it is the best so far."""
         position = self.position
-        evaluation = self.evaluate(self.predict, self.loader.validation())
+        evaluation = self._evaluate(self.predict, self.chosen_by)
         error = evaluation.error
         position.errors.append([position.step, error])
         log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
@@ -253,14 +242,14 @@ class Training:
             position.best = error
             self._save(checkpoint.BEST)
 
-    def evaluate(self, predict: Predictor, batches: Iterable[dict[str, Any]]) -> Evaluation:
+    def _evaluate(self, predict: Predictor, dataset: ShapeDataset) -> Evaluation:
+        batches = self.loader.unseen(dataset)
         return evaluate(predict, batches, self.config.target.name, self.processes)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
-        self.run_folder.log_metrics(
-            {"split": split, "epoch": position.epoch, "step": position.step, **values}
-        )
+        facts = {"split": split, "epoch": position.epoch, "step": position.step}
+        self.run_folder.log_metrics({**facts, **values})
         self.logger.metrics({f"{split}/{name}": value for name, value in values.items()}, position.step)
 
     def _save(self, name: str) -> None:
@@ -305,9 +294,7 @@ class Training:
     def _write_report(self) -> dict[str, Any]:
         """Test, draw, time the step, and write ``metrics.json``, which is returned."""
         config, position, step = self.config, self.position, self.step
-        tested, baseline = (
-            self.evaluate(each, self.loader.test()) for each in (self.predict, self.untrained)
-        )
+        tested, baseline = (self._evaluate(each, self.data.test) for each in (self.predict, self.untrained))
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
         compared = report.comparison(tested, baseline, position.errors[0][1])
         unseen = f"{len(self.data.test)} unseen meshes"
@@ -338,8 +325,8 @@ class Training:
             "ms_per_step": self.pace.ms_per_step,
             "first_step_ended": self.first_step_ended,
             **timed,
-            "peak_memory_bytes": peak_bytes(self.device),
-            "memory": statistics(self.device),
+            "peak_memory_bytes": memory.peak_bytes(self.device),
+            "memory": memory.statistics(self.device),
             "steps": position.step,
             "left_out": self.data.left_out,
         }
@@ -355,15 +342,11 @@ class Training:
         log.info("network   %s(%s)", type(self.model).__name__, self.model.extra_repr())
         log.info("          %s parameters, %s, %s%s", f"{parameters:,}", precision, self.step.mode, searched)
         size, count = config.training.batch_size, self.processes.count
+        held_out = "no" if data.validation is None else len(data.validation)
+        batches = size if count == 1 else f"{count} x {size} in {count} processes"
         log.info(
-            "data      %d training, %s validation and %d test meshes; batches of %s, %d steps an epoch, "
-            "%d in all",
-            len(data.train),
-            "no" if data.validation is None else len(data.validation),
-            len(data.test),
-            size if count == 1 else f"{count} x {size} in {count} processes",
-            loader.steps_per_epoch,
-            self.total_steps,
+            f"data      {len(data.train)} training, {held_out} validation and {len(data.test)} test meshes; "
+            f"batches of {batches}, {loader.steps_per_epoch} steps an epoch, {self.total_steps} in all"
         )
         if data.validation is None:
             log.warning("no training meshes are held out: best.pt is chosen by the test meshes")

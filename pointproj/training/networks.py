@@ -30,10 +30,9 @@ def build_model(config: Config, backend: str) -> nn.Module:
 
 
 def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
-    """Start from the weights of a checkpoint, part by part where names and shapes agree.
+    """Start from the weights of a checkpoint, part by part where names and shapes agree, and say which.
 
-    Returns which parts fitted, for the log; the other parts stay as they are. Raises CheckpointError if none
-    fits, or one is not finite.
+    Raises CheckpointError if none fits, or one is not finite.
     """
     saved, own = content.get("model", {}), model.state_dict()
     fitting = {
@@ -67,10 +66,7 @@ def features_of(
     normals: Float[Tensor, "*batch n 3"] | None = None,
     sensors: Float[Tensor, "*batch n 3"] | None = None,
 ) -> Float[Tensor, "*batch n c"] | None:
-    """Return what a network is shown of a cloud beside its points; None for nothing.
-
-    ``settings`` ask for points and normals, and for the sensors. Sensors that are not known are 0.
-    """
+    """Return what a network is shown of a cloud beside its points, or None; unknown sensors are 0."""
     shown = [reference_points, normals] if settings.normals else []
     if settings.sensors:
         shown.append(torch.zeros_like(reference_points) if sensors is None else sensors)

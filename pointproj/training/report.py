@@ -5,11 +5,10 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich import box
@@ -61,11 +60,11 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     for column in ("meshes", "network", "baseline", "network / baseline"):
         table.add_column(column, justify="right")
     meshes = sum(row["meshes"] for row in compared["classes"].values())
-    rows = [*compared["classes"].items(), ("all", {**compared, "meshes": meshes})]
-    for place, (name, row) in enumerate(rows):
+    for name, row in [*compared["classes"].items(), ("all", {**compared, "meshes": meshes})]:
+        if name == "all":
+            table.add_section()
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        errors = f"{row['metric_value']:.5f}", f"{row['baseline']:.5f}", ratio
-        table.add_row(name, str(row["meshes"]), *errors, end_section=place == len(rows) - 2)
+        table.add_row(name, str(row["meshes"]), f"{row['metric_value']:.5f}", f"{row['baseline']:.5f}", ratio)
     buffer = io.StringIO()
     Console(file=buffer, width=100, color_system=None).print(table)
     target = TARGETS[target_name]
@@ -100,8 +99,7 @@ def draw(
 ) -> list[Path]:
     """Draw the losses, and ``training.pictures`` test shapes from the first to the last; return the files.
 
-    ``baseline`` is the evaluation of what needs no training, on the validation meshes. ``predict`` takes a
-    batch as it comes from the data, on the CPU, to a prediction (1, Q) on any device.
+    ``baseline`` is that of the validation meshes; ``predict`` takes a batch on the CPU to (1, Q) anywhere.
     """
     from pointproj.viz import plots  # matplotlib takes seconds to import
 
@@ -134,8 +132,7 @@ def _title(name: str) -> str:
     return "IoU" if name == "iou" else name.replace("_", " ")
 
 
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     """Pace of the steps since the last look."""
 
     ms_per_step: float
@@ -147,55 +144,46 @@ class Pace:
     """Time of training steps, without what lies between them (validation, checkpoints)."""
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._steps = 0
-        self._samples = 0
-        self._running_since: float | None = None
+        self._began = self._paused = time.perf_counter()
+        self._steps = self._samples = 0
+        self._first_seconds: float | None = None  # that the first step of all took
         self._history: list[float] = []
-        self._first_seconds: float | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Let the clock run for the block."""
-        self._running_since = time.perf_counter()
+        self._began += time.perf_counter() - self._paused
         try:
             yield
         finally:
-            self._add_elapsed()
-            self._running_since = None
+            self._paused = time.perf_counter()
 
     def count(self, samples: int) -> None:
         """Note one step over so many samples."""
         self._steps += 1
         self._samples += samples
         if self._first_seconds is None:
-            self._add_elapsed()
-            self._first_seconds = self._seconds
+            self._first_seconds = time.perf_counter() - self._began
 
     def read(self) -> Interval:
         """Return the pace since the last read, over at least one step, and begin a new interval.
 
-        To be called when the device has just ended the last step counted: the clock is the host's.
+        To be called while the clock runs, when the device has just ended the last step counted.
         """
-        self._add_elapsed()
-        ms = expected = self._seconds / self._steps * 1e3
-        if not self._history and self._steps > 1:
-            expected = (self._seconds - self._first_seconds) / (self._steps - 1) * 1e3
-        interval = Interval(ms, self._samples / self._seconds, expected)
+        now, steps = time.perf_counter(), self._steps
+        seconds = now - self._began
+        ms = expected = seconds / steps * 1e3
+        if not self._history and steps > 1:
+            expected = (seconds - self._first_seconds) / (steps - 1) * 1e3
+        interval = Interval(ms, self._samples / seconds, expected)
         self._history.append(ms)
-        self._seconds, self._steps, self._samples = 0.0, 0, 0
+        self._began, self._steps, self._samples = now, 0, 0
         return interval
 
     @property
     def ms_per_step(self) -> float | None:
         """Median over the intervals read, so that compiling in the first does not count; None before any."""
         return median(self._history) if self._history else None
-
-    def _add_elapsed(self) -> None:
-        if self._running_since is not None:
-            now = time.perf_counter()
-            self._seconds += now - self._running_since
-            self._running_since = now
 
 
 def log_progress(

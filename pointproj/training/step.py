@@ -23,10 +23,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.ops.registry import waits
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
-from pointproj.runtime.memory import graphs_unsupported
 from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
 
@@ -44,23 +42,13 @@ Batch = Mapping[str, Tensor]
 class TrainingStep:
     """The step as an object: call it with a batch, and the model is one step further.
 
-    Parameters
-    ----------
-    model : Module
-        Called as ``model(query_points, reference_points, features=features or None)``, and with
-        ``neighbor_indices`` where the batch has them; the last axis of its result has size 1.
-    optimizer : torch.optim.Adam
-        Over the model's parameters, fused; made with ``capturable=True`` if the step is to be captured.
-    loss_function : callable
-        ``loss_function(prediction, target)`` on two (B, Q) tensors.
-    clip, amp, eikonal : float or None, bool, float
-        As in the config. The eikonal penalty needs second derivatives, which torch.compile does not give: the
-        model then runs uncompiled.
-    compile, capture : bool
-        Compile the model and, on CUDA, capture the step, unless ``capture`` is false. Whatever prevents that
-        is logged, and the steps go on without it; :attr:`mode` says how they run.
-    processes : Processes
-        Who trains together. All have the same weights, and take every step at the same time.
+    ``model(query_points, reference_points, features=features or None)``, and with ``neighbor_indices`` where
+    the batch has them, returns (B, Q, 1); ``loss_function(prediction, target)`` takes two (B, Q) tensors. The
+    optimizer is fused, and made with ``capturable=True`` if the step is to be captured. ``clip``, ``amp`` and
+    ``eikonal`` are those of the config; the eikonal penalty needs second derivatives, which torch.compile
+    does not give. Whatever prevents ``compile`` or ``capture`` is logged, and the steps go on without it;
+    :attr:`mode` says how they run. ``processes`` that train together have the same weights, and take every
+    step at the same time.
     """
 
     def __init__(
@@ -76,13 +64,8 @@ class TrainingStep:
         capture: bool = True,
         processes: Processes = ALONE,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.loss_function = loss_function
-        self.clip = clip
-        self.amp = amp
-        self.processes = processes
-        self.eikonal = eikonal
+        self.model, self.optimizer, self.loss_function = model, optimizer, loss_function
+        self.clip, self.amp, self.eikonal, self.processes = clip, amp, eikonal, processes
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.device = self.parameters[0].device
         self.compiled = compile
@@ -109,15 +92,11 @@ class TrainingStep:
         return "compiled" if self.compiled else "eager"
 
     def __call__(self, batch: Batch) -> None:
-        """Take one step.
+        """Take one step with a batch on the model's device.
 
-        Parameters
-        ----------
-        batch : mapping
-            On the model's device: ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and
-            ``target`` (B, Q); ``features`` (B, N, C) if the model takes any, ``neighbor_indices`` (B, Q, k)
-            if they are known. Where several processes train together also ``share`` (), this part's share of
-            all shapes of the step.
+        It has ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and ``target`` (B, Q);
+        ``features`` (B, N, C) if the model takes any, ``neighbor_indices`` (B, Q, k) if they are known; of
+        several processes ``share`` (), this part's share of all shapes of the step.
         """
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
@@ -226,9 +205,8 @@ class TrainingStep:
             cause = error.__context__ or error  # what ended the capture, not that it ended
             log.warning("no CUDA graph of the step; it runs %s instead: %s", self.mode, first_line(cause))
         else:
-            log.info(
-                "the training step is captured in a CUDA graph for %d shapes a batch", len(inputs["target"])
-            )
+            clouds = len(inputs["target"])
+            log.info("the training step is captured in a CUDA graph for %d shapes a batch", clouds)
 
 
 def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, float]:
@@ -239,18 +217,14 @@ def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, f
     """
     for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
         step(batch)  # the last of these captures the step, if it can be
-    forward = _captured_forward(step, batch) if step.captured else lambda: step.forward(batch)
-    calls = {"forward_ms": forward, "step_ms": lambda: step(batch)}
+    inputs, forward = {name: batch[name] for name in INPUTS if name in batch}, step.forward
+    if step.captured:
+        stream = torch.cuda.Stream(step.device)
+        with on_stream(stream):
+            step.forward(inputs)
+        forward = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
+    calls = {"forward_ms": lambda: forward(inputs), "step_ms": lambda: step(batch)}
     return {name: _median_ms(call, step, repetitions) for name, call in calls.items()}
-
-
-def _captured_forward(step: TrainingStep, batch: Batch) -> Callable[[], object]:
-    inputs = {name: batch[name] for name in INPUTS if name in batch}
-    stream = torch.cuda.Stream(step.device)
-    with on_stream(stream):
-        step.forward(inputs)
-    captured = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
-    return lambda: captured(inputs)
 
 
 def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: int) -> float:
@@ -276,17 +250,8 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
 class CapturedCall:
     """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
 
-    Parameters
-    ----------
-    function : callable
-        Takes a mapping of tensors, and has run before on ``stream``. Recording does not run it.
-    inputs : mapping
-        Its argument, by which the shapes are fixed; copied.
-    stream : torch.cuda.Stream
-        Where it is recorded.
-    pool : tuple, optional
-        Memory shared with other recorded calls, of which none may run at the same time; each result is
-        overwritten by a replay of any.
+    The ``function`` takes a mapping of tensors, and has run before on ``stream``; recording does not run it.
+    Calls that share a ``pool`` of memory may not run at the same time, and overwrite each other's results.
     """
 
     def __init__(
@@ -309,11 +274,6 @@ class CapturedCall:
             kept.copy_(inputs[name], non_blocking=True)
         self._graph.replay()
         return self.result
-
-
-def capture_obstacle(backend: str) -> str | None:
-    """Why no step with this backend can be captured in a CUDA graph, or None."""
-    return graphs_unsupported() or waits(backend)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """How far predictions are from the targets, of the trained model and of what needs no training."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,8 +16,7 @@ from pointproj.training.step import Batch
 Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
 
 
-@dataclass(frozen=True)
-class MeshErrors:
+class MeshErrors(NamedTuple):
     """Errors on one mesh; ``errors`` holds the target's metric and what else is measured for it."""
 
     name: str
@@ -26,8 +24,7 @@ class MeshErrors:
     errors: dict[str, float]
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """Errors on a set of meshes; every mesh counts the same."""
 
     metric: str
@@ -44,11 +41,10 @@ class Evaluation:
 
     def by_class(self) -> dict[str, "Evaluation"]:
         """The same, class by class, in alphabetical order."""
-        names = sorted({mesh.class_name for mesh in self.meshes})
-        return {
-            name: Evaluation(self.metric, tuple(mesh for mesh in self.meshes if mesh.class_name == name))
-            for name in names
-        }
+        of_class: dict[str, list[MeshErrors]] = {}
+        for mesh in sorted(self.meshes, key=lambda mesh: mesh.class_name):
+            of_class.setdefault(mesh.class_name, []).append(mesh)
+        return {name: Evaluation(self.metric, tuple(meshes)) for name, meshes in of_class.items()}
 
 
 @torch.no_grad()
@@ -58,8 +54,8 @@ def evaluate(
     """Measure predictions on batches of meshes.
 
     ``predict`` takes a batch to distances, logits of being inside, or numbers (B, Q); batches have ``target``
-    (B, Q), ``name`` and ``class_name`` (lists of length B). Each of the processes has its own part of the
-    batches; all get the whole evaluation. Raises ValueError if there is no batch.
+    (B, Q), ``name`` and ``class_name`` (lists of length B). Each process has its own part of the batches; all
+    get the whole evaluation. Raises ValueError if there is no batch.
     """
     measured = [
         (batch["name"], batch["class_name"], field_errors(target_name, predict(batch), batch["target"]))
@@ -71,8 +67,7 @@ def evaluate(
         rows = zip(*(values.tolist() for values in errors.values()), strict=True)
         for name, class_name, row in zip(names, class_names, rows, strict=True):
             own.append(MeshErrors(name, class_name, dict(zip(errors, row, strict=True))))
-    parts = processes.gather(own)
-    meshes = tuple(mesh for part in parts for mesh in part)
+    meshes = tuple(mesh for part in processes.gather(own) for mesh in part)
     if not meshes:
         raise ValueError("expected at least one batch to evaluate, got none")
     return Evaluation(TARGETS[target_name].metric, meshes)
