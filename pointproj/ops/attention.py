@@ -9,6 +9,7 @@ channels is made.
 """
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -17,6 +18,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import Saved, Tensors
 from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.gradients import second_gradients
 from pointproj.ops.list_sums import pairs_of
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.registry import choose, modules
@@ -133,12 +135,6 @@ def plain_attend(
 
 def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
     """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
-    inputs = {name: value for name, value in saved.inputs.items() if name != "deterministic"}
-    with torch.enable_grad():
-        leaves = {name: inputs[name].detach().requires_grad_() for name in DIFFERENTIABLE}
-        grad = grads[0].detach().requires_grad_()
-        result = plain_attend(**(inputs | leaves))
-        settings = {"create_graph": True, "materialize_grads": True}
-        firsts = torch.autograd.grad(result, [*leaves.values()], grad, **settings)
-        total = sum((first * along).sum() for first, along in zip(firsts, directions, strict=True))
-        return torch.autograd.grad(total, [grad, *leaves.values()], materialize_grads=True)
+    others = {n: v for n, v in saved.inputs.items() if n not in (*DIFFERENTIABLE, "deterministic")}
+    inputs = [saved.inputs[name] for name in DIFFERENTIABLE]
+    return second_gradients(partial(plain_attend, **others), inputs, grads[0], directions)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
-from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.gradients import ListedNeighbors, MaskedNeighbors, weighted_sums
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
 from pointproj.ops.rounding import largest_square_within
 
@@ -46,8 +46,8 @@ def aggregate_neighbors(
 ) -> Tensor:
     """Weighted mean or sum over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    block = Block(query_points, reference_points, features, sigma, neighbors, Weighting(*weighting))
-    aggregated = block.forward(features)
+    given = query_points, reference_points, features, sigma
+    aggregated = weighted_sums(*given, neighbors, Weighting(*weighting))
     return nan_where_query_is_not_finite(aggregated, query_points)
 
 
@@ -66,8 +66,9 @@ def radius_aggregate(
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
-        block = Block(query, points, values, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
-        return nan_where_query_is_not_finite(block.forward(values), query)
+        neighbors = MaskedNeighbors(is_neighbor)
+        aggregated = weighted_sums(query, points, values, sigma, neighbors, Weighting(*weighting))
+        return nan_where_query_is_not_finite(aggregated, query)
 
     per_reference = (reference_points, features)
     return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])
