@@ -6,9 +6,10 @@ from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
 from pointproj.ops import reference
-from pointproj.ops.cases import Problem, by_id
+from pointproj.ops.cases import Problem
 from pointproj.ops.reference import KERNELS, Weighting
 from pointproj.ops.weighted_sums import Lists
+from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
 FORMS = {"padded": {"max_neighbors": 40}, "csr": {"capacity": 1500}}
