@@ -14,9 +14,8 @@ is left out for the others, whose f_j is 0. Neighbour sets are constants.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +76,7 @@ class Chunk(NamedTuple):
 Chunks = Callable[[dict[str, Any]], Iterator[Chunk]]  # from an operator's inputs
 
 
-def weighted_sums(
+def aggregate_chunk(
     query_points: Tensor,
     reference_points: Tensor,
     features: Tensor,
@@ -111,14 +110,10 @@ def aggregate_backward(
     made = [torch.zeros_like(inputs[name]) for name in DIFFERENTIABLE]
     needed = [needs[name] for name in DIFFERENTIABLE]
     grad = _zero_where_query_is_not_finite(grad, inputs)
-    with _exact_products(grad), recording():
+    with _exact_products(grad):
         for chunk, function, values in _functions(inputs, chunks):
-            leaves = [v.detach().requires_grad_(need) for v, need in zip(values, needed, strict=True)]
-            result = function(*leaves)
-            if result.requires_grad:  # a kernel may not have the sigma that alone is asked for
-                wanted = [*compress(leaves, needed)]
-                own = torch.autograd.grad(result, wanted, grad[chunk.query], materialize_grads=True)
-                _add(own, compress(chunk.parts(made), needed))
+            own = first_gradients(function, values, grad[chunk.query], needed)
+            _add(own, chunk.parts(made))
     return tuple(m if need else None for m, need in zip(made, needed, strict=True))
 
 
@@ -133,6 +128,20 @@ def aggregate_second_backward(
             own = second_gradients(function, values, grad[chunk.query], chunk.parts(directions))
             _add(own, [made[0][chunk.query], *chunk.parts(made[1:])])
     return (_zero_where_query_is_not_finite(made[0], inputs), *made[1:])
+
+
+def first_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of a function's inputs for the upstream ``grad``, None where not needed."""
+    with recording():
+        leaves = [v.detach().requires_grad_(need) for v, need in zip(inputs, needs, strict=True)]
+        result = function(*leaves)
+        if not result.requires_grad:  # what is needed is not among what it depends on
+            return tuple(torch.zeros_like(v) if need else None for v, need in zip(inputs, needs, strict=True))
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        made = iter(torch.autograd.grad(result, wanted, grad, materialize_grads=True))
+        return tuple(next(made) if need else None for need in needs)
 
 
 def second_gradients(
@@ -175,14 +184,15 @@ def _functions(
     for chunk in chunks(inputs):
         yield (
             chunk,
-            partial(weighted_sums, neighbors=chunk.neighbors, weighting=weighting),
+            partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting),
             chunk.parts(values),
         )
 
 
-def _add(values: Sequence[Tensor], into: Iterable[Tensor]) -> None:
+def _add(values: Sequence[Tensor | None], into: Sequence[Tensor]) -> None:
     for total, value in zip(into, values, strict=True):
-        total += value
+        if value is not None:
+            total += value
 
 
 @contextlib.contextmanager
