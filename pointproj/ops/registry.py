@@ -222,7 +222,9 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
         return name, "asked for by name"
     passed_over = []
     for candidate in _fastest_first(device_type):
-        reason = _obstacle(candidate, device_type, operator) or _unbuilt(candidate)
+        reason = _obstacle(candidate, device_type, operator)
+        if reason is None and (how := load(candidate).unbuilt()):
+            reason = f"faster here, once it is built; {how}"
         if reason is None:  # those of lower rank are not asked: finding out can take seconds
             break
         passed_over.append(f"{candidate}: {reason}")
@@ -248,11 +250,6 @@ def use_options(name: str, algorithm: str | None) -> None:
 
 def _fastest_first(device_type: str) -> list[str]:
     return sorted(names(), key=lambda name: -load(name).RANK.get(device_type, -1))
-
-
-def _unbuilt(name: str) -> str | None:
-    how = load(name).unbuilt()
-    return how and f"faster here, once it is built; {how}"
 
 
 def _obstacle(name: str, device_type: str, operator: str) -> str | None:
