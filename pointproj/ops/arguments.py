@@ -240,7 +240,8 @@ def check_attention(
         if tensor.dtype != keys.dtype:
             raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
         _check_device(name, tensor, keys)
-    _check_rows("values", values, shape, "that of keys", keys)
+    if tuple(values.shape) != shape:
+        raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
     if shape[-1] % heads:
         raise ValueError(
             f"keys must have a multiple of {heads} channels, one part for each head; got {shape}"

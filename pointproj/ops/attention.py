@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import Saved, Tensors
-from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.clouds import dense_clouds, rows_in_packed
 from pointproj.ops.gradients import second_gradients
 from pointproj.ops.list_sums import pairs_of
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
@@ -77,7 +77,11 @@ def attend(
     arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
     module = modules[choose(backend, queries.device.type, "knn")]
     splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows = _packed_rows(neighbors, splits, queries, keys)
+    rows = neighbors.indices.long()
+    clouds = dense_clouds(keys, splits, len(rows))
+    if clouds is not None:
+        rows = rows_in_packed(rows, keys.shape[-2], clouds)
+    rows = (rows.flatten(0, -2) if splits is None else rows).contiguous()
     dtype = torch.promote_types(queries.dtype, torch.float32)
     packed = (x.reshape(-1, x.shape[-1]).to(dtype).contiguous() for x in (queries, keys, values))
     if bias is None:
@@ -86,21 +90,6 @@ def attend(
     scale = 1 / math.sqrt(keys.shape[-1] // heads) if scale is None else float(scale)
     result = getattr(module, "attend", plain_attend)(*packed, bias, rows, splits, heads, scale)
     return result.view(queries.shape).to(queries.dtype)
-
-
-def _packed_rows(
-    neighbors: Neighbors | NeighborList, splits: Tensor | None, queries: Tensor, keys: Tensor
-) -> Tensor:
-    """Rows of the packed keys, int64, (Q, K) or (M,); no row of theirs where there is no neighbour."""
-    rows = neighbors.indices.long()
-    if splits is None:
-        clouds = dense_clouds(keys)
-        rows = rows if clouds is None else rows_in_packed(rows, keys.shape[-2], clouds)
-        return rows.flatten(0, -2).contiguous()
-    if keys.ndim == 3:
-        clouds = queries_of(splits, len(rows)) // max(1, queries.shape[-2])
-        rows = rows_in_packed(rows, keys.shape[-2], clouds)
-    return rows.contiguous()
 
 
 def plain_attend(

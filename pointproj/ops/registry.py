@@ -232,20 +232,9 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
     return candidate, why + (f" (passed over: {'; '.join(passed_over)})" if passed_over else "")
 
 
-def waits(name: str) -> str | None:
-    """Why a backend's calls wait for the device, so that they cannot be captured in a CUDA graph, or None."""
-    return load(name).WAITS
-
-
 def exportable(device_type: str) -> tuple[str, ...]:
     """Names of the backends whose operators can be exported for a device type, the fastest first."""
     return tuple(name for name in _fastest_first(device_type) if device_type in load(name).EXPORTABLE)
-
-
-def use_options(name: str, algorithm: str | None) -> None:
-    """Tell the backend asked for by name which algorithm its config names, if any."""
-    if algorithm is not None:
-        load(name).use_algorithm(algorithm)
 
 
 def _fastest_first(device_type: str) -> list[str]:

@@ -19,8 +19,8 @@ from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, prepare
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
+from pointproj.ops.registry import load, resolve
 from pointproj.ops.registry import names as backend_names
-from pointproj.ops.registry import resolve, use_options
 from pointproj.runtime.compiler import choose_compilers
 from pointproj.runtime.devices import choose_device, device_text
 from pointproj.runtime.distributed import Processes, StopTogether, join
@@ -100,7 +100,8 @@ def _choose_execution(config: Config) -> Execution:
     backend, why = resolve(name, device.type, config.projector.OPERATOR)
     log.info("device    %s", device_text(device))
     log.info("backend   %s: %s", backend, why)
-    use_options(name, config.backend.algorithm)
+    if config.backend.algorithm is not None:
+        load(name).use_algorithm(config.backend.algorithm)
     capture = config.compile and device.type == "cuda"
     if capture:
         choose_compilers(few_kernels=config.projector.name != "visibility")

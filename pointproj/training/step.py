@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.ops.registry import waits
+from pointproj.ops.registry import load
 from pointproj.runtime.distributed import ALONE, Processes
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import graphs_unsupported
@@ -313,7 +313,7 @@ class CapturedCall:
 
 def capture_obstacle(backend: str) -> str | None:
     """Why no step with this backend can be captured in a CUDA graph, or None."""
-    return graphs_unsupported() or waits(backend)
+    return graphs_unsupported() or load(backend).WAITS
 
 
 @contextmanager
