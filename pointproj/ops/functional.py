@@ -15,7 +15,6 @@ from pointproj.ops.reference import (
     Weighting,
     counted_features,
     nan_where_query_is_not_finite,
-    rounded_length,
     sigma_in_range,
 )
 from pointproj.ops.registry import Backend, Summands, Tables
@@ -104,12 +103,12 @@ def knn(
     if periodic is None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
         distances = with_gradient(distances, rows, clouds)
-        if max_radius is not None:
-            farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
-            rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     else:
-        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic, max_radius)
+        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic)
         rows = rows.to(index_dtype)
+    if max_radius is not None:
+        farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
+        rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     if query_points.ndim == 2:
         return distances, rows
     shape = *query_points.shape[:-1], k
@@ -199,7 +198,7 @@ def knn_aggregate(
     elif max_radius is not None or reference_weights is not None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
     if max_radius is not None:
-        rows = _no_farther(rows, distances, max_radius)
+        rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
     if neighbor_indices is not None or reference_weights is not None:
         rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
@@ -267,19 +266,12 @@ def radius_aggregate(
 
 
 def _nearest_in_box(
-    module: Backend,
-    clouds: Clouds,
-    tables: Tables | None,
-    k: int,
-    periodic: PeriodicBox,
-    max_radius: float | None,
+    module: Backend, clouds: Clouds, tables: Tables | None, k: int, periodic: PeriodicBox
 ) -> tuple[Tensor, Tensor]:
     """Distances to the nearest copies, and their packed rows, int64."""
     images = periodic.clouds(clouds.detached())
     rows = periodic.merged(module.search(images, tables, k).long(), images, k)
     delta = periodic.minimum_image(clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)])
-    if max_radius is not None:
-        rows = _no_farther(rows, rounded_length(delta.detach()), max_radius)
     distances = pair_distances(delta, rows >= 0)
     return nan_where_query_is_not_finite(distances, clouds.query_points), rows
 
@@ -342,8 +334,3 @@ def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor
     first = torch.where(counts, distances, torch.inf).argmin(1, keepdim=True)
     front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
     return torch.cat([front, rows[:, 1:]], 1)
-
-
-def _no_farther(rows: Tensor, distances: Tensor, max_radius: float) -> Tensor:
-    """Rows (Q, k) without those whose distance (Q, k) is longer."""
-    return torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)

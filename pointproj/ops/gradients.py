@@ -156,11 +156,6 @@ def second_gradients(
         return torch.autograd.grad(total, [grad, *leaves], materialize_grads=True)
 
 
-def backward_over(chunks: Chunks) -> Callable[..., tuple[Tensor | None, ...]]:
-    """:func:`aggregate_backward` as :func:`pointproj.ops.bridge.torch_op.torch_op` calls it."""
-    return lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks)
-
-
 def second_backward_over(chunks: Chunks) -> Callable[..., tuple[Tensor, ...]]:
     """:func:`aggregate_second_backward` as :func:`pointproj.ops.bridge.torch_op.torch_op` calls it."""
     return lambda directions, grads, saved: aggregate_second_backward(
