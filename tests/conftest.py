@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pointproj.ops.registry import BackendUnavailable, names, resolve, waits
+from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -57,7 +57,7 @@ def on_gpu(request: pytest.FixtureRequest) -> Where:
 @pytest.fixture
 def waitless(request: pytest.FixtureRequest, on_gpu: Where) -> Where:
     """Every backend, on a GPU; one that says it waits for the device must fail, which is what it says."""
-    reason = waits(on_gpu.backend)
+    reason = load(on_gpu.backend).WAITS
     if reason:
         request.applymarker(pytest.mark.xfail(reason=f"{on_gpu.backend}: {reason}", strict=True))
     return on_gpu

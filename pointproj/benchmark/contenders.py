@@ -13,7 +13,7 @@ from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
 from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
-from pointproj.ops.registry import BackendUnavailable, load, names, resolve, waits
+from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
 NOT_COMPILED = ("build", "search")
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
@@ -127,7 +127,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         package="pointproj",
         operator=workload.operator,
         modes=tuple(mode for mode in workload.modes if mode not in without),
-        executions=EXECUTIONS[:2] if name != "auto" and waits(name) else EXECUTIONS,
+        executions=EXECUTIONS[:2] if name != "auto" and load(name).WAITS else EXECUTIONS,
         find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
         aggregate=aggregate,
         brute_force=("cpu", "cuda") if brute_force else (),

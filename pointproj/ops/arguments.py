@@ -107,23 +107,17 @@ def check_neighbor_indices(
             )
 
 
-def check_radius(radius: float, name: str = "radius") -> None:
-    """A positive, finite number."""
-    _check_number(name, radius, more=": it has no gradient")
-    if not 0 < radius < math.inf:
-        raise ValueError(f"{name} must be positive and finite; got {radius}")
-
-
 def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> float:
-    """:func:`check_radius`, and the number that counts for points of this dtype."""
-    check_radius(radius, name)
+    """A positive, finite number, and what counts of it for points of this dtype."""
+    _check_number(name, radius, more=": it has no gradient")
+    _check_positive(name, radius)
     return radius_in_range(radius, dtype)
 
 
 def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
     """A positive, finite number, or one for each query. Values on a GPU are not read."""
     if not isinstance(radius, Tensor):
-        check_radius(radius)
+        checked_radius(radius, query_points.dtype)
         return
     if radius.dtype != query_points.dtype or radius.shape != query_points.shape[:-1]:
         raise ValueError(
@@ -241,9 +235,8 @@ def check_attention(
     """Rows for each query and reference point, of one dtype, whose channels the heads share."""
     check_size("heads", heads, 1)
     indices, shape = neighbors.indices, tuple(keys.shape)
-    _check_tensor("queries", queries)
-    _check_tensor("values", values)
     for name, tensor in (("queries", queries), ("values", values)):
+        _check_tensor(name, tensor)
         if tensor.dtype != keys.dtype:
             raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
         _check_device(name, tensor, keys)
@@ -262,12 +255,7 @@ def check_attention(
         )
     if bias is not None:
         _check_tensor("bias", bias)
-        if tuple(bias.shape) != (*indices.shape, heads):
-            raise ValueError(
-                f"bias must have shape {(*indices.shape, heads)}, one number for each pair and head; "
-                f"got {tuple(bias.shape)}"
-            )
-        _check_device("bias", bias, keys)
+        _check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
     if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
         raise ValueError(f"scale must be a finite number; got {scale!r}")
 
@@ -349,13 +337,17 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
 
 def _check_in_range(name: str, value: float, least: float, most: float, dtype: torch.dtype) -> None:
     """Positive, and neither too small nor too large for sums in a dtype."""
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite; got {value}")
+    _check_positive(name, value)
     if not least <= value <= most:
         raise ValueError(
             f"{name} must be from {least:.3g} to {most:.3g}, as sums run in {dtype}; got {value}: scale the "
             "points, or give features in float64"
         )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite; got {value}")
 
 
 def _is_readable(tensor: Tensor) -> bool:

@@ -9,6 +9,7 @@ channels is made.
 """
 
 import math
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import Saved, Tensors
-from pointproj.ops.clouds import dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.clouds import dense_clouds, rows_in_packed
+from pointproj.ops.gradients import second_gradients
 from pointproj.ops.list_sums import pairs_of
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.registry import choose, modules
@@ -75,7 +77,11 @@ def attend(
     arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
     module = modules[choose(backend, queries.device.type, "knn")]
     splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows = _packed_rows(neighbors, splits, queries, keys)
+    rows = neighbors.indices.long()
+    clouds = dense_clouds(keys, splits, len(rows))
+    if clouds is not None:
+        rows = rows_in_packed(rows, keys.shape[-2], clouds)
+    rows = (rows.flatten(0, -2) if splits is None else rows).contiguous()
     dtype = torch.promote_types(queries.dtype, torch.float32)
     packed = (x.reshape(-1, x.shape[-1]).to(dtype).contiguous() for x in (queries, keys, values))
     if bias is None:
@@ -84,21 +90,6 @@ def attend(
     scale = 1 / math.sqrt(keys.shape[-1] // heads) if scale is None else float(scale)
     result = getattr(module, "attend", plain_attend)(*packed, bias, rows, splits, heads, scale)
     return result.view(queries.shape).to(queries.dtype)
-
-
-def _packed_rows(
-    neighbors: Neighbors | NeighborList, splits: Tensor | None, queries: Tensor, keys: Tensor
-) -> Tensor:
-    """Rows of the packed keys, int64, (Q, K) or (M,); no row of theirs where there is no neighbour."""
-    rows = neighbors.indices.long()
-    if splits is None:
-        clouds = dense_clouds(keys)
-        rows = rows if clouds is None else rows_in_packed(rows, keys.shape[-2], clouds)
-        return rows.flatten(0, -2).contiguous()
-    if keys.ndim == 3:
-        clouds = queries_of(splits, len(rows)) // max(1, queries.shape[-2])
-        rows = rows_in_packed(rows, keys.shape[-2], clouds)
-    return rows.contiguous()
 
 
 def plain_attend(
@@ -133,12 +124,6 @@ def plain_attend(
 
 def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
     """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
-    inputs = {name: value for name, value in saved.inputs.items() if name != "deterministic"}
-    with torch.enable_grad():
-        leaves = {name: inputs[name].detach().requires_grad_() for name in DIFFERENTIABLE}
-        grad = grads[0].detach().requires_grad_()
-        result = plain_attend(**(inputs | leaves))
-        settings = {"create_graph": True, "materialize_grads": True}
-        firsts = torch.autograd.grad(result, [*leaves.values()], grad, **settings)
-        total = sum((first * along).sum() for first, along in zip(firsts, directions, strict=True))
-        return torch.autograd.grad(total, [grad, *leaves.values()], materialize_grads=True)
+    others = {n: v for n, v in saved.inputs.items() if n not in (*DIFFERENTIABLE, "deterministic")}
+    inputs = [saved.inputs[name] for name in DIFFERENTIABLE]
+    return second_gradients(partial(plain_attend, **others), inputs, grads[0], directions)

@@ -96,11 +96,17 @@ def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tenso
     return torch.where(rows >= 0, rows - (clouds * references).to(rows.dtype), -1)
 
 
-def dense_clouds(points: Tensor) -> Tensor | None:
-    """The cloud of each row of lists (B, Q, k) over a dense batch, (B, 1, 1); None for one cloud."""
+def dense_clouds(points: Tensor, row_splits: Tensor | None = None, slots: int = 0) -> Tensor | None:
+    """The cloud of each row of lists (B, Q, k) over a dense batch, (B, 1, 1); None for one cloud.
+
+    With ``row_splits`` that of each slot of a list, (slots,).
+    """
     if points.ndim == 2 or points.shape[0] == 1:
         return None
-    return torch.arange(points.shape[0], device=points.device)[:, None, None]
+    if row_splits is None:
+        return torch.arange(points.shape[0], device=points.device)[:, None, None]
+    queries = (row_splits.shape[0] - 1) // max(1, points.shape[0])
+    return queries_of(row_splits, slots) // max(1, queries)
 
 
 def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:

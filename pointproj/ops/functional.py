@@ -15,7 +15,6 @@ from pointproj.ops.reference import (
     Weighting,
     counted_features,
     nan_where_query_is_not_finite,
-    rounded_length,
     sigma_in_range,
 )
 from pointproj.ops.registry import Backend, Summands, Tables
@@ -104,12 +103,12 @@ def knn(
     if periodic is None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
         distances = with_gradient(distances, rows, clouds)
-        if max_radius is not None:
-            farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
-            rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     else:
-        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic, max_radius)
+        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic)
         rows = rows.to(index_dtype)
+    if max_radius is not None:
+        farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
+        rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
     if query_points.ndim == 2:
         return distances, rows
     shape = *query_points.shape[:-1], k
@@ -193,12 +192,13 @@ def knn_aggregate(
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
     rows = None
     if neighbor_indices is not None:
-        rows = _packed_rows(neighbor_indices, reference_points)
+        references, dense = reference_points.shape[-2], dense_clouds(reference_points)
+        rows = rows_in_packed(neighbor_indices, references, dense).to(torch.int32).reshape(-1, int(k))
         distances = distances_of(clouds.detached(), rows)
     elif max_radius is not None or reference_weights is not None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
     if max_radius is not None:
-        rows = _no_farther(rows, distances, max_radius)
+        rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
     if neighbor_indices is not None or reference_weights is not None:
         rows = _nearest_in_front(rows, distances, reference_weights)
     weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
@@ -208,8 +208,7 @@ def knn_aggregate(
             return module.knn_aggregate(clouds, tables, summands, int(k))
         return module.aggregate_neighbors(clouds, summands, rows)
 
-    aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
-    return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
+    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
 
 
 def radius_aggregate(
@@ -263,24 +262,16 @@ def radius_aggregate(
     def aggregate(summands: Summands) -> Tensor:
         return module.radius_aggregate(clouds, tables, summands, radius)
 
-    aggregated = _aggregated(aggregate, features, dtype, sigma, weighting, reference_weights)
-    return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
+    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
 
 
 def _nearest_in_box(
-    module: Backend,
-    clouds: Clouds,
-    tables: Tables | None,
-    k: int,
-    periodic: PeriodicBox,
-    max_radius: float | None,
+    module: Backend, clouds: Clouds, tables: Tables | None, k: int, periodic: PeriodicBox
 ) -> tuple[Tensor, Tensor]:
     """Distances to the nearest copies, and their packed rows, int64."""
     images = periodic.clouds(clouds.detached())
     rows = periodic.merged(module.search(images, tables, k).long(), images, k)
     delta = periodic.minimum_image(clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)])
-    if max_radius is not None:
-        rows = _no_farther(rows, rounded_length(delta.detach()), max_radius)
     distances = pair_distances(delta, rows >= 0)
     return nan_where_query_is_not_finite(distances, clouds.query_points), rows
 
@@ -298,48 +289,41 @@ def _check_values(
 
 def _aggregated(
     aggregate: Callable[[Summands], Tensor],
+    query_points: Tensor,
     features: Tensor,
     dtype: torch.dtype,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate`` makes of features, in their own dtype: (Q, C).
+    """What ``aggregate`` makes of packed features, (Q, C), as (..., Q, C) in the features' own dtype.
 
     Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
     these divided by that of the weights: both are of one call, with the weights as one more channel.
     """
-    values, sigma = _packed_features(counted_features(features, reference_weights), dtype, sigma)
-    if reference_weights is None:
-        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
-    weights = reference_weights.reshape(-1, 1).to(values.dtype)
-    values = values * weights
-    if weighting.reduce == "sum":
-        return as_dtype(aggregate(Summands(values, sigma, weighting)), features.dtype)
-    counted = weighting._replace(reduce="counted")
-    summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, counted))
-    summed, total = summed.split([values.shape[1], 1], dim=1)
-    # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
-    divides = (total != 0) & ~total.isnan()
-    otherwise = torch.where(total == 0, 0.0, torch.nan)
-    return torch.where(divides, summed / torch.where(divides, total, 1.0), otherwise).to(features.dtype)
-
-
-def _packed_features(features: Tensor, dtype: torch.dtype, sigma: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Features and sigma in the dtype that sums run in."""
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:
         sigma = scalar(sigma, dtype, features.device)
-    if features.ndim > 2:
-        features = features.reshape(-1, features.shape[-1])
-    return as_dtype(features, dtype).contiguous(), sigma
-
-
-def _packed_rows(neighbor_indices: Tensor, reference_points: Tensor) -> Tensor:
-    """(Q, k) int32 rows of the packed points, -1 for none."""
-    rows = rows_in_packed(neighbor_indices, reference_points.shape[-2], dense_clouds(reference_points))
-    return rows.to(torch.int32).reshape(-1, rows.shape[-1])
+    values = counted_features(features, reference_weights)
+    if values.ndim > 2:
+        values = values.reshape(-1, values.shape[-1])
+    values = as_dtype(values, dtype).contiguous()
+    if reference_weights is not None:
+        weights = reference_weights.reshape(-1, 1).to(dtype)
+        values = values * weights
+    if reference_weights is None or weighting.reduce == "sum":
+        aggregated = aggregate(Summands(values, sigma, weighting))
+    else:
+        counted = weighting._replace(reduce="counted")
+        summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, counted))
+        summed, total = summed.split([values.shape[1], 1], dim=1)
+        # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
+        divides = (total != 0) & ~total.isnan()
+        otherwise = torch.where(total == 0, 0.0, torch.nan)
+        aggregated = torch.where(divides, summed / torch.where(divides, total, 1.0), otherwise)
+    aggregated = as_dtype(aggregated, features.dtype)
+    return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 
 def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor | None) -> Tensor:
@@ -350,8 +334,3 @@ def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor
     first = torch.where(counts, distances, torch.inf).argmin(1, keepdim=True)
     front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
     return torch.cat([front, rows[:, 1:]], 1)
-
-
-def _no_farther(rows: Tensor, distances: Tensor, max_radius: float) -> Tensor:
-    """Rows (Q, k) without those whose distance (Q, k) is longer."""
-    return torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)

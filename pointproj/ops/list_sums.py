@@ -113,21 +113,19 @@ class _Pairs:
         rows, self.radius = neighbors.indices, neighbors.radius
         self.row_splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
         if self.row_splits is None:
-            queries, clouds = rows.shape[:-1], dense_clouds(features)
+            queries = rows.shape[:-1]
         else:
-            query = queries_of(self.row_splits, rows.shape[0])
             self.queries = self.row_splits.shape[0] - 1
-            per_cloud = self.queries if features.ndim == 2 else self.queries // max(1, features.shape[0])
-            queries = *features.shape[:-2], per_cloud
-            clouds = None if features.ndim == 2 else query // max(1, per_cloud)
+            queries = *features.shape[:-2], self.queries // max(1, features.shape[:-2].numel())
         self.shape = *queries, features.shape[-1]
-        missing = features.shape[:-1].numel()
+        missing, clouds = features.shape[:-1].numel(), dense_clouds(features, self.row_splits, len(rows))
         rows = as_dtype(rows_in_packed(rows, features.shape[-2], clouds, missing=missing), torch.int64)
         self.rows = rows.flatten(0, -2) if self.row_splits is None else rows
         self.exists = (self.rows < missing)[..., None]
         if self.row_splits is not None:
             # Unused slots add nothing to any query: to each some, as a GPU adds to one place after the other.
             self.rows_of_sums = max(1, self.queries)
+            query = queries_of(self.row_splits, len(rows))
             slots = torch.arange(len(rows), device=rows.device)
             self.query = torch.where(self.exists[:, 0], query, slots % self.rows_of_sums)
 

@@ -140,19 +140,16 @@ def radius_neighbors(
     search = _Search(clouds, radius, periodic_box(box), dims)
     largest = search.radius if index is None else search.largest()
     module, tables = choose_backend(backend, largest, index, reference_points, clouds)
-    dense = dense_clouds(reference_points)
     size = reference_points.shape[-2]
     if max_neighbors is not None:
         distances, rows, counts = search.padded(module, tables, int(max_neighbors))
         shape = *query_points.shape[:-1], int(max_neighbors)
         delta = search.displacements(rows).view(*shape, dims) if displacements else None
-        rows = rows_in_cloud(rows.view(shape), size, dense)
+        rows = rows_in_cloud(rows.view(shape), size, dense_clouds(reference_points))
         return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
     row_splits, rows, distances, total = search.listed(module, tables, capacity)
     delta = search.displacements(rows, row_splits) if displacements else None
-    if dense is not None:
-        clouds_of_pairs = queries_of(row_splits, len(rows)) // max(1, query_points.shape[-2])
-        rows = rows_in_cloud(rows, size, clouds_of_pairs)
+    rows = rows_in_cloud(rows, size, dense_clouds(reference_points, row_splits, len(rows)))
     return NeighborList(row_splits, rows, distances, total, delta, radius)
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import Block, Chunk, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.gradients import Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.records import record_of
-from pointproj.ops.reference import Weighting, squared_distances
+from pointproj.ops.reference import squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
-# What a chunk may hold: cache on a CPU, 128 MiB of fp32 on a GPU.
-PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
+# What a chunk may hold: cache on a CPU, 64 MiB of fp32 on a GPU.
+PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 VALUES_AT_ONCE = 2**26  # feature values that a chunk of neighbour lists may gather
 
 
@@ -79,12 +79,8 @@ def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
-    clouds, weighting = record_of(Clouds, inputs), record_of(Weighting, inputs)
-    for pairs, _, is_neighbor in masks_within(clouds, inputs["radius"]):
-        points = clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
-        given = *points, inputs["features"][pairs.reference], inputs["sigma"]
-        block = Block(*given, MaskedNeighbors(is_neighbor), weighting)
-        yield Chunk(pairs.query, pairs.reference, block)
+    for pairs, _, is_neighbor in masks_within(record_of(Clouds, inputs), inputs["radius"]):
+        yield Chunk(pairs.query, pairs.reference, MaskedNeighbors(is_neighbor))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
@@ -94,8 +90,7 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
     for first in range(0, len(lists), rows):
         query = slice(first, first + rows)
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
-        given = inputs["query_points"][query], *(inputs[n] for n in ("reference_points", "features", "sigma"))
-        yield Chunk(query, slice(None), Block(*given, neighbors, record_of(Weighting, inputs)))
+        yield Chunk(query, slice(None), neighbors)
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:

@@ -13,75 +13,65 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
-from pointproj.ops.gradients import Block, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.clouds import Clouds
+from pointproj.ops.gradients import ListedNeighbors, MaskedNeighbors, aggregate_chunk
+from pointproj.ops.records import fields_apart
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
 from pointproj.ops.rounding import largest_square_within
 
 QUERIES_AT_ONCE = 64
 
 
-def search(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    k: int,
-) -> Tensor:
+@fields_apart
+def search(clouds: Clouds, k: int) -> Tensor:
     """Packed rows of the k nearest, (Q, k) int64, -1 where there are fewer."""
 
     def nearest(query: Tensor, points: Tensor, cloud: Tensor) -> Tensor:
         return nearest_rows(squared_distances(query, points), k, cloud * points.shape[0])
 
-    return _by_chunks(nearest, query_points, (reference_points,), (), clouds, k)
+    return _by_chunks(nearest, clouds, (clouds.reference_points,), (), k)
 
 
+@fields_apart
 def aggregate_neighbors(
     query_points: Tensor,
     reference_points: Tensor,
     features: Tensor,
     sigma: Tensor,
     neighbor_indices: Tensor,
-    *weighting: str | float,
+    weighting: Weighting,
 ) -> Tensor:
     """Weighted mean or sum over neighbour lists, (Q, C)."""
     neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    block = Block(query_points, reference_points, features, sigma, neighbors, Weighting(*weighting))
-    aggregated = block.forward(features)
+    aggregated = aggregate_chunk(query_points, reference_points, features, sigma, neighbors, weighting)
     return nan_where_query_is_not_finite(aggregated, query_points)
 
 
+@fields_apart
 def radius_aggregate(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-    features: Tensor,
-    sigma: Tensor,
-    radius: float,
-    *weighting: str | float,
+    clouds: Clouds, features: Tensor, sigma: Tensor, radius: float, weighting: Weighting
 ) -> Tensor:
     """Weighted mean or sum over all points within the radius, (Q, C)."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
-        block = Block(query, points, values, sigma, MaskedNeighbors(is_neighbor), Weighting(*weighting))
-        return nan_where_query_is_not_finite(block.forward(values), query)
+        neighbors = MaskedNeighbors(is_neighbor)
+        aggregated = aggregate_chunk(query, points, values, sigma, neighbors, weighting)
+        return nan_where_query_is_not_finite(aggregated, query)
 
-    per_reference = (reference_points, features)
-    return _by_chunks(within, query_points, per_reference, (sigma,), clouds, features.shape[1])
+    per_reference = (clouds.reference_points, features)
+    return _by_chunks(within, clouds, per_reference, (sigma,), features.shape[1])
 
 
 def _by_chunks(
     function: Callable[..., Tensor],
-    query_points: Tensor,
+    points: Clouds,
     per_reference: tuple[Tensor, ...],
     others: tuple[Tensor, ...],
-    clouds: int,
     width: int,
 ) -> Tensor:
     """``function(query, *per_reference, cloud, *others)`` for chunks of each cloud's queries, (Q, width)."""
+    query_points, clouds = points.query_points, points.count
     size = query_points.shape[0] // clouds
     chunks = (size - 1) // QUERIES_AT_ONCE + 2  # one to spare: for a tracer, 1 is another case than more
     padding = (0, 0, 0, chunks * QUERIES_AT_ONCE - size)

@@ -221,28 +221,15 @@ def nearest_of(
     return nearest.masked_fill(nearest.isinf(), 0.0)
 
 
-class Slopes(NamedTuple):
-    """Derivatives of log K by distance and sigma, each of the distances' shape or one number for all."""
-
-    by_d: Tensor | float
-    by_sigma: Tensor | float = 0.0
-    by_d_d: Tensor | float = 0.0
-    by_d_sigma: Tensor | float = 0.0
-    by_sigma_sigma: Tensor | float = 0.0
-
-
 class Kernel(NamedTuple):
-    """A row of the table: the logarithm of a kernel, and derivatives of that.
+    """A row of the table: ``log(d, sigma, weighting)`` is the logarithm of a kernel.
 
-    ``log(d, sigma, weighting)`` is the whole, ``relative(d, nearest, sigma, weighting)`` less that of the
-    nearest of its row (but of the compact kernel), ``slopes(d, beyond, 1 / sigma, weighting)`` has
-    derivatives, along sigma less that of the nearest, too, which the distance is ``beyond``. Powers of sigma
-    are taken factor by factor: they leave the range of the numbers where what they multiply does not.
+    ``relative(d, nearest, sigma, weighting)`` is that less the logarithm at the nearest of its row, but of
+    the compact kernel.
     """
 
     log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
     relative: Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]
-    slopes: Callable[[Tensor, Tensor, Tensor, Weighting], Slopes]
 
 
 def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
@@ -250,89 +237,33 @@ def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Wei
     return (nearest - d) / sigma * total / 2
 
 
-def _gaussian_slopes(d: Tensor, beyond: Tensor, per_sigma: Tensor, _: Weighting) -> Slopes:
-    scaled = d * per_sigma
-    squares = (beyond * per_sigma) * (2 * scaled - beyond * per_sigma)  # beyond that of the nearest
-    return Slopes(
-        -scaled * per_sigma,
-        squares * per_sigma,
-        -per_sigma * per_sigma,
-        2 * scaled * per_sigma * per_sigma,
-        -3 * squares * per_sigma * per_sigma,
-    )
-
-
 def _relative_inverse_distance(d: Tensor, nearest: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
     return weighting.power * (nearest.clamp(min=weighting.eps) / d.clamp(min=weighting.eps)).log()
 
 
-def _inverse_distance_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
-    inverse = torch.where(d > weighting.eps, 1 / d.clamp(min=weighting.eps), 0.0)
-    return Slopes(-weighting.power * inverse, by_d_d=weighting.power * inverse.square())
-
-
 def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
-    rest, inside = _compact_rest(d, weighting)
-    return torch.where(inside, 2 * rest.log(), -torch.inf)
-
-
-def _compact_slopes(d: Tensor, _: Tensor, per_sigma: Tensor, weighting: Weighting) -> Slopes:
-    rest, inside = _compact_rest(d, weighting)
-    inverse = torch.where(inside, 1 / rest, 0.0) / weighting.support**2
-    return Slopes(-4 * d * inverse, by_d_d=-4 * inverse - 8 * d.square() * inverse.square())
-
-
-def _compact_rest(d: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """1 - (d / support)^2, or 1 where the kernel is 0, and where it is not; exactly so at the support."""
     rest = 1 - (d / weighting.support).square()
-    inside = (d < weighting.support) & (rest > 0)
-    return torch.where(inside, rest, 1.0), inside
+    inside = (d < weighting.support) & (rest > 0)  # 0 from the support on, exactly
+    return torch.where(inside, 2 * torch.where(inside, rest, 1.0).log(), -torch.inf)
 
 
 TABLE = {
     "exponential": Kernel(
         lambda d, sigma, _: -d / sigma,
         lambda d, nearest, sigma, _: (nearest - d) / sigma,
-        lambda d, beyond, per_sigma, _: Slopes(
-            -per_sigma,
-            beyond * per_sigma * per_sigma,
-            0.0,
-            per_sigma * per_sigma,
-            -2 * (beyond * per_sigma) * per_sigma * per_sigma,
-        ),
     ),
     "gaussian": Kernel(
         lambda d, sigma, _: -(d / sigma).square() / 2,
         _relative_gaussian,
-        _gaussian_slopes,
     ),
     "inverse_distance": Kernel(
         lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
         _relative_inverse_distance,
-        _inverse_distance_slopes,
     ),
-    "uniform": Kernel(
-        lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d), lambda *_: Slopes(0.0)
-    ),
-    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest), _compact_slopes),
+    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d)),
+    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest)),
 }
 KERNELS = tuple(TABLE)
-
-
-def log_kernel_slopes(
-    distances: Float[Tensor, "*pairs"],
-    sigma: Float[Tensor, ""],
-    weighting: Weighting,
-    nearest: Float[Tensor, "*rows"] | float = 0.0,
-) -> Slopes:
-    """Derivatives of the logarithm of the kernel, for backward passes that are written out.
-
-    What is the same for a whole row is of no account in a mean: slopes along sigma are those beyond the
-    ``nearest``, so that equal distances have none, instead of slopes that must cancel.
-    """
-    slopes = TABLE[weighting.kernel].slopes(distances, distances - nearest, 1 / sigma, weighting)
-    most = torch.finfo(sigma.dtype).max / 1024  # of a weight that has vanished, a slope must be a number
-    return Slopes(*(s.clamp(-most, most) if isinstance(s, Tensor) else s for s in slopes))
 
 
 def kernel_weights(
@@ -369,17 +300,27 @@ def counted_features(
     return features.masked_fill((reference_weights == 0)[..., None] & ~features.isfinite(), 0.0)
 
 
+def relative_weights(
+    delta: Float[Tensor, "*pairs 3"],
+    is_neighbor: Bool[Tensor, "*pairs"],
+    counts: Bool[Tensor, "*pairs"],
+    sigma: float | Tensor,
+    weighting: Weighting,
+) -> Float[Tensor, "*pairs"]:
+    """The kernel, 0 of what is no neighbour; of a mean relative to the row's nearest that counts."""
+    distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
+    nearest = None if weighting.reduce == "sum" else nearest_of(distances, counts)
+    return kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
+
+
 def _weights(
     delta: Tensor, is_neighbor: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
 ) -> Tensor:
     """Weights of the neighbours in each row, 0 for all others; of a mean they have the sum 1, never 0 / 0."""
-    delta = delta.to(torch.promote_types(delta.dtype, torch.float32))
-    distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range(sigma)
     counts = is_neighbor if own is None else is_neighbor & (own != 0)
-    nearest = nearest_of(distances, counts) if weighting.reduce == "mean" else None
-    weights = kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
+    weights = relative_weights(delta, is_neighbor, counts, sigma, weighting)
     if own is not None:
         weights = weights * own.to(weights.dtype)
     return normalized(weights, is_neighbor) if weighting.reduce == "mean" else weights

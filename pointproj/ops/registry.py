@@ -222,7 +222,9 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
         return name, "asked for by name"
     passed_over = []
     for candidate in _fastest_first(device_type):
-        reason = _obstacle(candidate, device_type, operator) or _unbuilt(candidate)
+        reason = _obstacle(candidate, device_type, operator)
+        if reason is None and (how := load(candidate).unbuilt()):
+            reason = f"faster here, once it is built; {how}"
         if reason is None:  # those of lower rank are not asked: finding out can take seconds
             break
         passed_over.append(f"{candidate}: {reason}")
@@ -230,29 +232,13 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
     return candidate, why + (f" (passed over: {'; '.join(passed_over)})" if passed_over else "")
 
 
-def waits(name: str) -> str | None:
-    """Why a backend's calls wait for the device, so that they cannot be captured in a CUDA graph, or None."""
-    return load(name).WAITS
-
-
 def exportable(device_type: str) -> tuple[str, ...]:
     """Names of the backends whose operators can be exported for a device type, the fastest first."""
     return tuple(name for name in _fastest_first(device_type) if device_type in load(name).EXPORTABLE)
 
 
-def use_options(name: str, algorithm: str | None) -> None:
-    """Tell the backend asked for by name which algorithm its config names, if any."""
-    if algorithm is not None:
-        load(name).use_algorithm(algorithm)
-
-
 def _fastest_first(device_type: str) -> list[str]:
     return sorted(names(), key=lambda name: -load(name).RANK.get(device_type, -1))
-
-
-def _unbuilt(name: str) -> str | None:
-    how = load(name).unbuilt()
-    return how and f"faster here, once it is built; {how}"
 
 
 def _obstacle(name: str, device_type: str, operator: str) -> str | None:

@@ -62,17 +62,10 @@ class Lists(NamedTuple):
         return _sums_of_runs(padded, self.rows, weights, self.row_splits)
 
     def of_references(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
-        """Sums over the pairs of each reference point: (N, C)."""
-        if self.rows.is_cuda:
-            return self.of_references_by_sorting(upstream, weights, count)
-        sums = upstream.new_zeros(count + 1, upstream.shape[1])
-        for at, own in self._chunks(upstream, upstream.shape[1]):
-            terms = (own * weights[at][..., None]).flatten(0, -2)
-            sums.scatter_add_(0, self.rows[at].reshape(-1, 1).expand_as(terms), terms)
-        return sums[:count].clone()
+        """Sums over the pairs of each reference point: (N, C).
 
-    def of_references_by_sorting(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
-        """The same, always in the same order; on a GPU in half the time that adding terms takes."""
+        They are sorted, which on a GPU takes half the time of adding, and always adds in the same order.
+        """
         sums = upstream.new_zeros(count, upstream.shape[1])
         numbers = torch.arange(self.queries, device=upstream.device)[:, None]
         for at, own in self._chunks(numbers, 1):

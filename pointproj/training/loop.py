@@ -18,8 +18,8 @@ from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
+from pointproj.ops.registry import load, resolve
 from pointproj.ops.registry import names as backend_names
-from pointproj.ops.registry import resolve, use_options, waits
 from pointproj.runtime import memory
 from pointproj.runtime.compiler import choose_compilers
 from pointproj.runtime.devices import choose_device
@@ -93,11 +93,12 @@ def _choose_execution(config: Config) -> Execution:
     about = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
     log.info("device    %s (%s)", device, about)
     log.info("backend   %s: %s", backend, why)
-    use_options(name, config.backend.algorithm)
+    if config.backend.algorithm is not None:
+        load(name).use_algorithm(config.backend.algorithm)
     obstacle = None
     if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.name != "visibility")
-        obstacle = memory.graphs_unsupported() or waits(backend)
+        obstacle = memory.graphs_unsupported() or load(backend).WAITS
         if obstacle:
             words = "compile=true compiles the model but captures no CUDA graph of the step"
             log.warning("%s: %s", words, obstacle)

@@ -6,8 +6,9 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops import pairs
-from pointproj.ops.cases import CASES, Case, Problem, by_id, uniform
+from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
+from tests.ops.cases import CASES, by_id, uniform
 from tests.oracle import INPUTS, assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])

@@ -7,8 +7,9 @@ from torch import Tensor
 from pointproj.ops import reference
 from pointproj.ops.backends.cuml import candidates
 from pointproj.ops.backends.cuml.candidates import candidates_of, exact_neighbors
-from pointproj.ops.cases import CASES, W1, Case, clustered
+from pointproj.ops.cases import W1, Case, clustered
 from pointproj.ops.clouds import Clouds
+from tests.ops.cases import CASES
 
 ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.batch and not c.sizes]
 

@@ -7,9 +7,9 @@ import torch
 
 import pointproj
 from pointproj.ops.backends import cuml
-from pointproj.ops.cases import by_id
 from pointproj.ops.registry import BackendUnavailable, resolve
 from tests.conftest import Where
+from tests.ops.cases import by_id
 
 GPU = Where("cuml", "cuda")
 

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import pointproj
 from pointproj.ops.bridge.torch_op import Saved, torch_op
-from pointproj.ops.cases import by_id
 from tests.conftest import Where
+from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
 NAME = "pointproj_tests::scaled_sum"

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, func
 
 import pointproj
-from pointproj.ops.cases import Problem, by_id
+from pointproj.ops.cases import Problem
 from pointproj.ops.rounding import largest_square_within, largest_squares_within, rounded_root
 from tests.conftest import Where
+from tests.ops.cases import by_id
 from tests.oracle import assert_close, run
 
 positions = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -11,8 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import pointproj
-from pointproj.ops.cases import FP64, Case, Problem, by_id, uniform
+from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
+from tests.ops.cases import FP64, by_id, uniform
 from tests.oracle import INPUTS, assert_close, derivatives, exact, neighbors, probe, run
 
 SIZES = ((3, 5), (2, 1), (0, 2), (2, 4))

@@ -5,9 +5,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pointproj
-from pointproj.ops.cases import by_id
 from pointproj.ops.index import Index
 from tests.conftest import Where
+from tests.ops.cases import by_id
 from tests.oracle import assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.bridge import torch_internals
-from pointproj.ops.cases import by_id
+from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
 OPERATORS = Path(pointproj.__file__).parent / "ops"

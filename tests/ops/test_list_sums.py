@@ -6,9 +6,10 @@ from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
 from pointproj.ops import reference
-from pointproj.ops.cases import Problem, by_id
+from pointproj.ops.cases import Problem
 from pointproj.ops.reference import KERNELS, Weighting
 from pointproj.ops.weighted_sums import Lists
+from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
 FORMS = {"padded": {"max_neighbors": 40}, "csr": {"capacity": 1500}}
@@ -164,8 +165,8 @@ def test_few_pairs_in_many_slots(device: str, form: str):
 
 
 @forms
-def test_sums_of_references_by_sorting(form: str):
-    """As a GPU makes them, with slots that are left over."""
+def test_sums_of_references(form: str):
+    """Also with slots that are left over."""
     problem = by_id("fp64").problem()
     found = radius_neighbors(*problem[:2], 0.5, backend="torch", **FORMS[form])
     count = len(problem.reference_points)
@@ -173,9 +174,14 @@ def test_sums_of_references_by_sorting(form: str):
     weights = torch.where(found.indices >= 0, found.distances, 0.0)
     lists = Lists(rows, None if form == "padded" else found.row_splits)
     upstream = torch.linspace(-1, 2, lists.queries * 3).view(-1, 3).double()
-    expected = lists.of_references(upstream, weights, count)
+    if form == "padded":
+        queries = torch.arange(lists.queries)[:, None].expand(rows.shape)
+    else:
+        queries = found.query_indices.clamp(min=0)
+    terms = (weights[..., None] * upstream[queries]).flatten(0, -2)
+    expected = terms.new_zeros(count + 1, 3).index_add(0, rows.flatten(), terms)[:count]
     assert expected.abs().sum() > 0
-    assert_close("sums", lists.of_references_by_sorting(upstream, weights, count), expected)
+    assert_close("sums", lists.of_references(upstream, weights, count), expected)
 
 
 @forms

@@ -8,8 +8,9 @@ from torch.autograd import forward_ad
 
 import pointproj
 from pointproj.ops import reference
-from pointproj.ops.cases import CASES, FP64, Case, Problem, by_id, uniform
+from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
+from tests.ops.cases import CASES, FP64, by_id, uniform
 from tests.oracle import assert_close
 
 KNN_CASES = [pytest.param(case, id=case.id) for case in CASES if case.k]

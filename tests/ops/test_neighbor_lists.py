@@ -9,8 +9,9 @@ from torch import Tensor
 import pointproj
 from pointproj import NeighborList, Neighbors, knn, radius_neighbors
 from pointproj.ops import reference
-from pointproj.ops.cases import CASES, Case, Problem, by_id
+from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
+from tests.ops.cases import CASES, by_id
 from tests.oracle import assert_close
 
 RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]

@@ -6,8 +6,9 @@ from scipy.spatial import cKDTree
 
 import pointproj
 from pointproj.ops import reference
-from pointproj.ops.cases import CASES, WORKLOADS, Case, Problem, by_id, calls
+from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
+from tests.ops.cases import CASES, WORKLOADS, by_id, calls
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
 
 CALLS = [pytest.param(case, operator, id=name) for name, case, operator in calls()]

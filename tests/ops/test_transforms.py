@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, func
 
 import pointproj
-from pointproj.ops.cases import FP64, Case, uniform
+from pointproj.ops.cases import Case
 from tests.conftest import Where
+from tests.ops.cases import FP64, uniform
 from tests.oracle import assert_close
 
 CASE = Case("transforms", uniform(3 * 5, 3 * 16), batch=3, channels=2, **FP64)

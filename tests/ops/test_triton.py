@@ -14,8 +14,9 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import pointproj
-from pointproj.ops.cases import Case, uniform
+from pointproj.ops.cases import Case
 from pointproj.ops.registry import load, names
+from tests.ops.cases import uniform
 from tests.oracle import INPUTS, run
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,9 @@ import torch
 
 import pointproj
 from pointproj.nn.projector import Projector
-from pointproj.ops.cases import by_id
 from pointproj.training.loader import NeighborCache
 from tests.conftest import Where
+from tests.ops.cases import by_id
 from tests.oracle import assert_close, derivatives, probe, run
 
 

@@ -14,7 +14,7 @@ from pointproj.ops.gradients import (
     DIFFERENTIABLE,
     Chunks,
     aggregate,
-    backward_over,
+    aggregate_backward,
     second_backward_over,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
@@ -150,7 +150,7 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
         signed(forward, parameters, tuple[Tensor]),
         outputs,
         differentiable=DIFFERENTIABLE,
-        backward=backward_over(chunks),
+        backward=lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks),
         second_backward=second_backward_over(chunks),
     )
 

@@ -5,7 +5,7 @@ taken: operators then go through torch's dispatcher in every call.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -109,3 +109,15 @@ def raw_stream(index: int) -> int:
         return torch._C._cuda_getCurrentRawStream(index)
     except AttributeError:
         return torch.cuda.current_stream(index).cuda_stream
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """A context in which torch records for autograd, also inside of what its dispatcher has called."""
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(torch.enable_grad())
+        with contextlib.suppress(AttributeError):
+            contexts.enter_context(torch._C._PreserveDispatchKeyGuard())
+            key = torch._C._dispatch_key_parse("AutogradFunctionality")
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
