@@ -43,13 +43,7 @@ def pack(
         count = query_offsets.shape[0] - 1
     else:
         count = query_points.shape[0] or 1 if query_points.ndim == 3 else 1  # a batch of none is an empty one
-    return Clouds(
-        packed(query_points),
-        query_offsets,
-        packed(reference_points),
-        reference_offsets,
-        count,
-    )
+    return Clouds(packed(query_points), query_offsets, packed(reference_points), reference_offsets, count)
 
 
 def checked_clouds(

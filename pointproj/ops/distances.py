@@ -78,11 +78,7 @@ def _pairs(saved: Saved) -> tuple[list[Tensor], _Pairs]:
 
 
 def _forward(
-    query_points: Tensor,
-    reference_points: Tensor,
-    distances: Tensor,
-    rows: Tensor,
-    row_splits: Tensor | None,
+    query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor, row_splits: Tensor | None
 ) -> tuple[Tensor]:
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 

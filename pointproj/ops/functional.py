@@ -11,12 +11,7 @@ from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds,
 from pointproj.ops.distances import distances_of, pair_distances, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import (
-    Weighting,
-    counted_features,
-    nan_where_query_is_not_finite,
-    sigma_in_range,
-)
+from pointproj.ops.reference import Weighting, counted_features, nan_where_query_is_not_finite, sigma_in_range
 from pointproj.ops.registry import Backend, Summands, Tables
 from pointproj.ops.scalars import scalar
 

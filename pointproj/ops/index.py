@@ -112,11 +112,7 @@ def _build_tables(
 
 
 def choose_backend(
-    backend: str,
-    radius: float | Tensor | None,
-    index: Index | None,
-    reference_points: Tensor,
-    clouds: Clouds,
+    backend: str, radius: float | Tensor | None, index: Index | None, reference_points: Tensor, clouds: Clouds
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index for this search, if it has them.
 

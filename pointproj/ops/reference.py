@@ -248,14 +248,8 @@ def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
 
 
 TABLE = {
-    "exponential": Kernel(
-        lambda d, sigma, _: -d / sigma,
-        lambda d, nearest, sigma, _: (nearest - d) / sigma,
-    ),
-    "gaussian": Kernel(
-        lambda d, sigma, _: -(d / sigma).square() / 2,
-        _relative_gaussian,
-    ),
+    "exponential": Kernel(lambda d, sigma, _: -d / sigma, lambda d, nearest, sigma, _: (nearest - d) / sigma),
+    "gaussian": Kernel(lambda d, sigma, _: -(d / sigma).square() / 2, _relative_gaussian),
     "inverse_distance": Kernel(
         lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
         _relative_inverse_distance,

@@ -38,12 +38,7 @@ class Lists(NamedTuple):
         return len(self.rows) if self.row_splits is None else len(self.row_splits) - 1
 
     def sums(
-        self,
-        result: str,
-        *,
-        features: Tensor,
-        upstream: Tensor | None = None,
-        weights: Tensor | None = None,
+        self, result: str, *, features: Tensor, upstream: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
         """The products of the two others, summed over the pairs that the result has one row for."""
         if result == "upstream":
