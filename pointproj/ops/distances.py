@@ -56,7 +56,7 @@ class _Pairs(NamedTuple):
     def differences(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
         """(..., 3), 0 where not apart."""
         own = query_points[:, None] if self.queries is None else query_points.index_select(0, self.queries)
-        others = reference_points.index_select(0, self.rows.flatten()).view(*self.rows.shape, -1)
+        others = reference_points.index_select(0, self.rows.flatten()).view(*self.rows.shape, own.shape[-1])
         return torch.where(self.apart[..., None], own - others, 0.0)
 
     def lengths(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
