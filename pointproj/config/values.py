@@ -71,8 +71,8 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
     return None
 
 
-def type_words(entry: dataclasses.Field) -> str:
-    """What a value may be, in words."""
+def type_words(entry: dataclasses.Field, thousands: str = ",") -> str:
+    """What a value may be, in words; ``thousands`` are separated by a comma or nothing."""
     kinds = typing.get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
     kind, allowed = kinds[0], entry.metadata
     null = ", or null" if type(None) in kinds else ""
@@ -86,7 +86,8 @@ def type_words(entry: dataclasses.Field) -> str:
             names = ", ".join(part_entry.name for part_entry in dataclasses.fields(part))
             return f"a list of {{{names}}}{null}"
         return f"a list of {'words' if part is str else 'numbers'}{null}"
-    bounds = [f"{BOUNDS[name][0]} {allowed[name]:,}" for name in BOUNDS if allowed.get(name) is not None]
+    limits = [(words, allowed.get(name)) for name, (words, _) in BOUNDS.items()]
+    bounds = [f"{words} {limit:{thousands}}" for words, limit in limits if limit is not None]
     named = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
     return " ".join([named, " and ".join(bounds)]).strip() + null
 
@@ -99,7 +100,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
 
 def _expected(given: Any, entry: dataclasses.Field) -> str | None:
     """Say what was expected in place of a value, or None if it is fine."""
-    allowed, expected = entry.metadata, type_words(entry)
+    allowed, expected = entry.metadata, type_words(entry, thousands="")
     if choices := allowed.get("choices"):
         return None if given in choices else expected + nearest(given, choices)
     if not isinstance(given, int | float) or isinstance(given, bool):
