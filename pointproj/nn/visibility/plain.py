@@ -37,7 +37,8 @@ def _of_neighbors(values: Float[Tensor, "b n c"], rows: Int[Tensor, "b n k"]) ->
 
 def _chosen(values: Float[Tensor, "b n m *c"], best: Int[Tensor, "b n"]) -> Float[Tensor, "b n *c"]:
     """One of m values for each point."""
-    return values.take_along_dim(best.view(*best.shape, *[1] * (values.dim() - 2)), 2)[:, :, 0]
+    at = best.view(*best.shape, *[1] * (values.dim() - 2)).expand(-1, -1, 1, *values.shape[3:])
+    return values.gather(2, at)[:, :, 0]  # take_along_dim fixes the number of points in a trace
 
 
 def local_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
