@@ -19,13 +19,15 @@ from pointproj.viz.scenes import write_scene
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Drags the second view, and says in the title where the cameras of all are.
 TURN = """<script>
-setTimeout(() => {
+const waiting = setInterval(() => {
+  if (!frames.every(frame => frame.contentWindow && frame.contentWindow.camera)) return
+  clearInterval(waiting)
   leader = frames[1]
   leader.contentWindow.camera.position.set(0, 3.2, 0.1)
   setTimeout(() => {
     document.title = JSON.stringify(frames.map(frame => frame.contentWindow.camera.position.toArray()))
   }, 1500)
-}, 3000)
+}, 500)
 </script>"""
 
 
@@ -68,7 +70,7 @@ def _browse(page: Path, *arguments: str) -> str:
     command += [
         "--host-resolver-rules=MAP * ~NOTFOUND",
         "--window-size=1400,2000",
-        "--virtual-time-budget=9000",
+        "--virtual-time-budget=30000",
     ]
     command += [f"--user-data-dir={page.parent / 'browser'}", *arguments, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
