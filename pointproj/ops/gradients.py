@@ -36,7 +36,9 @@ class ListedNeighbors(NamedTuple):
 
     def rows_of(self, per_reference: Tensor) -> Tensor:
         """(m, K, C)"""
-        return per_reference.index_select(0, self.indices.flatten()).view(*self.indices.shape, -1)
+        return per_reference.index_select(0, self.indices.flatten()).view(
+            *self.indices.shape, per_reference.shape[-1]
+        )
 
     def sums(self, weights: Tensor, features: Tensor) -> Tensor:
         terms = weights[..., None] * self.rows_of(features)
