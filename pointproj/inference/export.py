@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -235,22 +235,24 @@ def plain_program(network: CloudField, config: Config, device: torch.device) -> 
     }
     # Numbers that differ from loop to loop (k, radius) would else become arguments that may vary.
     with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
-        program = _trace(network, config, device).run_decompositions(forms)
+        program = _trace(network, config, device, forms)
     own = {str(node.target) for node in program.graph.nodes if "pointproj" in str(node.target)}
     if own:
         raise ExportError(f"these operators have no plain form: {', '.join(sorted(own))}")
     return program
 
 
-def _trace(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
+def _trace(
+    network: CloudField, config: Config, device: torch.device, forms: dict[Any, Callable] | None = None
+) -> torch.export.ExportedProgram:
+    """The network, with the visibility network's operators, and those of ``forms``, in plain torch."""
     queries = torch.export.Dim("queries", min=2)
     points = torch.export.Dim("points", min=max(2, config.projector.fewest_points))
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
-    return program.run_decompositions(
-        {getattr(torch.ops.pointproj, name).default: form for name, form in FORMS.items()}
-    )
+    own = {getattr(torch.ops.pointproj, name).default: form for name, form in FORMS.items()}
+    return program.run_decompositions(own | (forms or {}))
 
 
 def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
