@@ -1,6 +1,6 @@
 """Who is measured in a workload, in which modes and executions: our backends, and the table of libraries."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,18 +17,14 @@ from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
 NOT_COMPILED = ("build", "search")
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
+SLOW = (("scaling_clustered", "warp"), ("scaling_clustered", "cuml"))  # minutes on a GPU: these go last
 
 
 class Entry(NamedTuple):
-    """One contender on one workload, and what to measure."""
+    """One contender on one workload, and what to measure: (mode, execution) of each row."""
 
     contender: Contender
-    measurements: tuple[tuple[str, str], ...]  # (mode, execution)
-
-    @property
-    def rows(self) -> int:
-        """Rows of results that this makes."""
-        return 1 if self.contender.missing else len(self.measurements)
+    measurements: tuple[tuple[str, str], ...]
 
 
 def backend_names(asked_for: list[str] | None, operator: str | None = None) -> list[str]:
@@ -39,14 +35,13 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> l
 
 def peer_names(asked_for: list[str] | None) -> list[str]:
     """The peers to measure, all of None; ConfigError of a wrong name."""
-    return _chosen("peers", asked_for, [peer.name for peer in libraries.PEERS])
+    return _chosen("peers", asked_for, dict.fromkeys(peer.name for peer in libraries.PEERS))
 
 
-def _chosen(key: str, asked_for: list[str] | None, known: Sequence[str]) -> list[str]:
-    known = tuple(dict.fromkeys(known))
-    if problems := [*unknown(key, asked_for or (), known)]:
+def _chosen(key: str, asked_for: list[str] | None, known: Iterable[str]) -> list[str]:
+    if problems := [*unknown(key, asked_for or (), tuple(known))]:
         raise ConfigError("\n".join(problems))
-    return list(known if asked_for is None else asked_for)
+    return [*known] if asked_for is None else asked_for
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
@@ -71,7 +66,12 @@ def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterat
     """All contenders of a workload, also those that cannot run on this device; :data:`FIRST` first."""
     made = [*_contenders(config, workload, device_type)]
     for contender in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
-        measurements = tuple(_measurements(contender, config, workload, device_type))
+        measurements = tuple(
+            (mode, execution)
+            for mode in workload.modes
+            if mode in contender.modes and mode in config.modes
+            for execution in _executions(contender, config, workload, mode, device_type)
+        )
         if measurements:
             yield Entry(contender, measurements)
 
@@ -143,18 +143,16 @@ def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> Pairs:
     return Pairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
 
 
-def _measurements(
-    contender: Contender, config: BenchConfig, workload: Workload, device_type: str
-) -> Iterator[tuple[str, str]]:
-    for mode in workload.modes:
-        if mode in contender.modes and mode in config.modes:
-            able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
-            looked_into = contender.kind == "backend" or mode in NETWORK or workload.operator == "attend"
-            if mode in NOT_COMPILED or not looked_into:
-                able -= {"compiled"}  # of a library's search only the network around it gains anything
-            if config.execution is None:
-                able &= {*_worth_a_row(contender, workload, mode, device_type)}
-            yield from ((mode, of) for of in executions(config, device_type) if of in able)
+def _executions(
+    contender: Contender, config: BenchConfig, workload: Workload, mode: str, device_type: str
+) -> Iterator[str]:
+    able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+    looked_into = contender.kind == "backend" or mode in NETWORK or workload.operator == "attend"
+    if mode in NOT_COMPILED or not looked_into:
+        able -= {"compiled"}  # of a library's search only the network around it gains anything
+    if config.execution is None:
+        able &= {*_worth_a_row(contender, workload, mode, device_type)}
+    return (execution for execution in executions(config, device_type) if execution in able)
 
 
 def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_type: str) -> tuple[str, ...]:

@@ -53,15 +53,12 @@ CALLS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each call."""
-    if "interop" not in config.workloads or "launch" not in config.modes:
-        return
     elements = config.elements or ELEMENTS[device_type]
     of_all = {"workload": "interop", "operator": "saxpy", "mode": "launch"}
     of_all |= {"queries": elements, "references": elements}
     for name, (kind, package, function) in CALLS.items():
-        if kind == "backend" or config.peers != []:
-            of = {"contender": name, "kind": kind, "package": package}
-            yield one_row(of_all | of, partial(_measured, function))
+        of = {"contender": name, "kind": kind, "package": package}
+        yield from one_row(config, partial(_measured, function), **of_all, **of)
 
 
 def _measured(function: Callable[[Tensor, Tensor], Tensor], recorder: Recorder, blank: Row) -> Row:

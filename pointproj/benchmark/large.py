@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
@@ -28,20 +28,16 @@ NEIGHBORS = 32  # on average within the radius
 SIGMA = 1e-3  # of the order of the radius
 CHECKED = 8  # queries per process that are compared with the reference
 REPETITIONS = 5  # the same in every process: each call is made by all of them
-MODES = ("aggregate", "operator")
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row; all processes of torchrun measure it together."""
-    if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
-        return
     references, queries = SIZES[device_type]
     of_all = {"workload": "large", "operator": "radius", "channels": CHANNELS}
     of_all |= {"queries": queries, "references": references, "radius": radius_for(references)}
     for name in backend_names(config.backends, "radius"):
-        for mode in MODES:
-            if mode in config.modes:
-                yield one_row(of_all | {"contender": name, "mode": mode}, partial(_measured, name))
+        for mode in ("aggregate", "operator"):
+            yield from one_row(config, partial(_measured, name), contender=name, mode=mode, **of_all)
 
 
 def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.workloads import NETWORK, SUMS, Question
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
@@ -25,6 +24,8 @@ from pointproj.runtime.errors import first_line
 HIDDEN = 25
 OURS, THEIRS = 1e-4, 1e-3  # errors allowed
 THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
+
+SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers, by name: (query points, reference points, k)
 
 
 class Nearest(NamedTuple):
@@ -83,21 +84,17 @@ class Contender:
         return found(asked) if found else self.aggregate(asked, *asked.tensors)
 
     def network(self, asked: Question) -> nn.Module:
-        """The network around its aggregation: of ours a projector, of others its MLPs."""
+        """A projector, of other libraries its MLPs around their aggregation."""
+        of = {"kind": "knn" if asked.radius is None else "radius", "k": asked.k, "radius": asked.radius}
+        backend = self.name if self.kind == "backend" else "torch"
+        projector = Projector(**of, sigma=asked.sigma, hidden_channels=HIDDEN, backend=backend)
         if self.kind == "backend":
-            return projector(asked, self.name)
+            return projector
 
-        def aggregate(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
-            question = Question(Problem(query, points, features), asked.k, asked.radius, asked.sigma)
-            return self.aggregate(question, features)
+        def aggregate(*tensors: Tensor) -> Tensor:
+            return self.aggregate(Question(Problem(*tensors), asked.k, asked.radius, asked.sigma), tensors[2])
 
-        return PeerNetwork(projector(asked, "torch"), aggregate)
-
-
-def projector(asked: Question, backend: str) -> Projector:
-    """The network that is trained, for a question of either operator."""
-    of = {"kind": "knn", "k": asked.k} if asked.radius is None else {"kind": "radius", "radius": asked.radius}
-    return Projector(**of, sigma=asked.sigma, hidden_channels=HIDDEN, backend=backend)
+        return PeerNetwork(projector, aggregate)
 
 
 class PeerNetwork(nn.Module):
@@ -116,49 +113,6 @@ class PeerNetwork(nn.Module):
         return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
 
 
-_SEARCHES: dict[str, Callable[[Question], Nearest]] = {}  # by the library's name
-_SUMMED = (*SUMS[:2], *NETWORK)
-# What a peer finds: the operator for which it is asked, and the modes that are called.
-FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
-    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
-    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
-}
-
-
-def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:
-    """The properties of :class:`Contender` that all peers of a library have in common."""
-    return {"name": name, "package": package, "imports": imports, "devices": devices}
-
-
-def peer(
-    of: Mapping[str, Any],
-    finds: str,
-    function: Callable,
-    returns: str = "",
-    *,
-    traceable: bool = False,
-    **properties: Any,
-) -> Contender:
-    """A library's peer, with further properties of :class:`Contender`.
-
-    The function takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around
-    which torch gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns
-    into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's tensors too, and return aggregated
-    features. ``traceable`` says that torch.compile can trace it.
-    """
-    operator, modes = FINDS[finds]
-    take = {"find": {finds: function}}
-    if finds == "knn":
-        _SEARCHES[of["name"]] = function
-        take["aggregate"] = functools.partial(_gather_aggregate, of["name"])
-    elif "sums" in finds or finds == "attend":
-        take = {"find": {}, "aggregate": function}
-    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
-    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
-    return Contender(**{**of, **found, **properties})
-
-
 @functools.cache
 def import_failure(module: str) -> str | None:
     """None if a module can be imported, else one line with the reason."""
@@ -174,19 +128,9 @@ def import_failure(module: str) -> str | None:
     return f"{module} cannot be imported: {first_line(failure)}"
 
 
-def search(
-    name: str, query_points: Float[Tensor, "q 3"], reference_points: Float[Tensor, "n 3"], k: int
-) -> Int[Tensor, "q k"]:
-    """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
-    if torch.compiler.is_compiling():
-        return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
-    asked = Question(Problem(query_points, reference_points, reference_points), k)
-    return _SEARCHES[name](asked).indices.long()
-
-
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
 def _peer_search(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    return search(name, query_points, reference_points, k).contiguous()
+    return SEARCHES[name](query_points, reference_points, k)[1].long().contiguous()
 
 
 @_peer_search.register_fake
@@ -194,10 +138,13 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
     return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
 
 
-def _gather_aggregate(name: str, asked: Question, features: Float[Tensor, "n c"]) -> Float[Tensor, "q c"]:
+def gather_aggregate(name: str, asked: Question, features: Tensor) -> Tensor:
     """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
     query, points = asked.points
-    rows = search(name, query, points, asked.k)
+    if torch.compiler.is_compiling():
+        rows = _peer_search(query, points, asked.k, name)
+    else:
+        rows = SEARCHES[name](query, points, asked.k)[1].long()
     weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
     return (weights[..., None] * features[rows]).sum(1)
 

@@ -1,13 +1,12 @@
 """The runner of rows: foresee what a call costs, compare its result, time it, keep the row and show it."""
 
-import dataclasses
 import gc
 import logging
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch
 from pointproj.benchmark.config import WITH_RMM, BenchConfig
 from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.results import FAILED, OK, OUT_OF_MINUTES, SKIPPED, WRONG, ResultsFile, Row
-from pointproj.benchmark.timing import Timing, measure, measure_host
+from pointproj.benchmark.timing import measure, measure_host
 from pointproj.benchmark.workloads import Question
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
@@ -38,17 +37,24 @@ class NoTime(RuntimeError):  # noqa: N818 - says why
 
 
 class Part(NamedTuple):
-    """Rows that are planned together: how many, and what measures them."""
+    """Rows that are planned together: how many, what measures them, and whether they wait for all others."""
 
     rows: int
     measure: Callable[["Recorder"], None]
+    last: bool = False
 
 
 def one_row(
-    columns: dict[str, Any], measured: Callable[["Recorder", Row], Row], longest_s: float = LONGEST_ROW_S
-) -> Part:
-    """The part of one row, which ``measured`` makes of its columns; as :meth:`Recorder.record`."""
-    return Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
+    config: BenchConfig,
+    measured: Callable[["Recorder", Row], Row],
+    longest_s: float = LONGEST_ROW_S,
+    **columns: Any,
+) -> Iterator[Part]:
+    """The part of one row, which ``measured`` makes of its columns, if the config asks for it."""
+    columns = {"kind": "backend", "execution": "eager"} | columns
+    wanted = config.execution is None or columns["execution"] in config.execution
+    if wanted and columns["mode"] in config.modes and (columns["kind"] == "backend" or config.peers != []):
+        yield Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
 
 
 class Limits:
@@ -57,7 +63,7 @@ class Limits:
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.started = time.monotonic()
-        self._seen: list[Row] = []
+        self._seen: dict[tuple, Row] = {}  # the last one with a time
 
     @property
     def seconds(self) -> float:
@@ -96,14 +102,14 @@ class Limits:
 
     def check_growth(self, blank: Row) -> None:
         """Whether the same call on a smaller cloud says that this one would take too long."""
-        same = [row for row in self._seen if _call_of(row) == _call_of(blank)]
-        for row in [row for row in same if row.references < blank.references][-1:]:
-            self.refuse_if_slow(row.p50_ms / 1e3 * blank.references / row.references)
+        before = self._seen.get(_call_of(blank))
+        if before is not None and before.references < blank.references:
+            self.refuse_if_slow(before.p50_ms / 1e3 * blank.references / before.references)
 
     def learn(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
         if row.status == OK:
-            self._seen.append(row)
+            self._seen[_call_of(row)] = row
 
     def refuse_if_slow(self, seconds: float) -> None:
         limit = self.config.slowest_call_s
@@ -133,35 +139,23 @@ def given_up_after(seconds: float) -> Iterator[None]:
 
 
 class Recorder:
-    """What all workloads of a run share. Of several processes that measure together, one ``shows``.
+    """What all workloads of a run share; ``machine`` are the columns that say where and with what it was."""
 
-    ``machine`` are the columns of every row that say where and with what it was measured.
-    """
-
-    def __init__(
-        self,
-        config: BenchConfig,
-        device: torch.device,
-        machine: dict[str, str],
-        file: ResultsFile,
-        *,
-        shows: bool = True,
-    ) -> None:
+    def __init__(self, config: BenchConfig, device: torch.device, machine: dict, file: ResultsFile) -> None:
         self.config, self.device, self.machine, self.file = config, device, machine, file
-        self.shows, self.limits = shows, Limits(config, device)
+        self.limits = Limits(config, device)
         self.rows: list[Row] = []
         self.expected = 0  # rows
 
     def say(self, text: str) -> None:
-        if self.shows:
+        if self.file.writes:
             print(text, flush=True)
 
-    def blank(self, **columns: Any) -> Row:
+    def blank(self, *, contender: str, package: str = "pointproj", **columns: Any) -> Row:
         """A row of this machine without its results; ``package`` is named, its version is looked up."""
-        given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
-        given["package"] = package_version(given["package"])
-        given["contender"] += WITH_RMM if self.config.gpu_memory == "rmm" else ""
-        return Row(**given, **self.machine)
+        contender += WITH_RMM if self.config.gpu_memory == "rmm" else ""
+        columns = {"kind": "backend", "execution": "eager", **columns, **self.machine}
+        return Row(contender=contender, package=package_version(package), **columns)
 
     def is_measured(self, blank: Row) -> bool:
         """Whether the run whose start the config names has measured a row before it was cut off."""
@@ -180,11 +174,11 @@ class Recorder:
                 row = measured(blank)
         except Exception as reason:
             row = without_time(blank, reason)
-        self.limits.learn(row)
         self.add(row)
 
     def add(self, row: Row) -> None:
         """Keep a row and show it."""
+        self.limits.learn(row)
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
@@ -196,12 +190,6 @@ class Recorder:
         else:
             line += f" {row.status}: {row.note}"
         self.say(line)
-
-    def end(self) -> None:
-        """Say how many rows have which status."""
-        counts = Counter(row.status for row in self.rows)
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        self.say(f"\n{said}; {self.limits.seconds:.0f} s in all")
 
     def timed(
         self,
@@ -236,7 +224,7 @@ class Recorder:
             timing = measure_host(call, self.device, self.config.budget_s)
         else:
             timing = measure(call, self.device, self.config.budget_s, repetitions)
-        return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)
+        return replace(blank, **timing._asdict(), peak_mib=peak / MIB, parity_error=error)
 
 
 def check_error(what: str, error: float, allowed: float) -> None:
@@ -246,15 +234,9 @@ def check_error(what: str, error: float, allowed: float) -> None:
         raise NoTime(WRONG, note, error)
 
 
-def with_time(blank: Row, timing: Timing) -> Row:
-    """The row of a measurement."""
-    times = {"p20_ms": timing.p20, "p50_ms": timing.p50, "p80_ms": timing.p80}
-    return dataclasses.replace(blank, **times, repetitions=timing.repetitions)
-
-
 def without_time(blank: Row, reason: Exception) -> Row:
     """The row of a measurement that gave no time, with the reason."""
     if isinstance(reason, NoTime):
-        return dataclasses.replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
+        return replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
-    return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
+    return replace(blank, status=FAILED, note=first_line(reason)[:300])

@@ -83,7 +83,7 @@ class Question(NamedTuple):
         return self._replace(problem=Problem(few, found[span], features[span]), capacity=capacity)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """One question and what is measured of it."""
 

@@ -37,7 +37,7 @@ class TestPlan:
         assert query_points is reference_points
         assert reference_points.shape == (16, 10_000, 3)
         asked = [entry.contender.name for entry in contenders.entries(config, batch, "cuda")]
-        assert asked == ["torch", "torchbvh", "torch-cluster", "KeOps"]
+        assert asked == ["torch", "torchbvh", "torch-cluster"]
 
     def test_a_point_of_the_crystal_has_42_neighbours(self):
         question = workloads.crystal_question(2000, CPU)
@@ -101,7 +101,7 @@ class TestPlan:
             first = [name for name in contenders.FIRST if name in named]
             assert named[: len(first)] == first
             assert {"native", "warp", "tutorial torch", "PhysicsNeMo"} <= {*first}
-            assert {"triton", "torch", "torch-cluster", "KeOps"} <= {*named}
+            assert {"triton", "torch", "torch-cluster"} <= {*named}
 
     def test_the_hosts_time_is_asked_of_eager_calls(self):
         config = BenchConfig(workloads=["host"], backends=["warp", "torch"], peers=[])

@@ -325,7 +325,7 @@ class TestTiming:
         assert timing == pytest.approx((250.0, 250.0, 250.0, 15))
         assert order == ["wait", *["issue"] * ISSUED_IN_A_ROW] * 3 + ["wait"]
         now[0] = 0.0
-        assert measure_host(lambda: call("issue", 0.25), CPU, 0.4).p50 == pytest.approx(250.0)
+        assert measure_host(lambda: call("issue", 0.25), CPU, 0.4).p50_ms == pytest.approx(250.0)
 
     def test_long_calls_are_made_a_few_times_only(self, monkeypatch: pytest.MonkeyPatch):
         now = [0.0]
