@@ -16,7 +16,7 @@ from pointproj.benchmark.config import DEVICES, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.results import OK, Row, fastest, select
 from pointproj.benchmark.run import run
-from pointproj.benchmark.table import milliseconds
+from pointproj.benchmark.table import cell
 from pointproj.runtime.devices import choose_device
 
 TASKS = {  # heading: workload and mode
@@ -66,7 +66,7 @@ def table(rows: list[Row]) -> Table:
     for name in names:
         made.add_column(escape(name), style="bold" if name in ours else None, justify="right")
     for task, times in best_times(rows).items():
-        made.add_row(task, *(milliseconds(times.get(name)) for name in names))
+        made.add_row(task, *(cell(times.get(name)) for name in names))
     return made
 
 

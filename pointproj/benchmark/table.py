@@ -5,9 +5,10 @@ python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.m
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pointproj.benchmark.config import WITH_RMM
 from pointproj.benchmark.results import (
@@ -32,13 +33,7 @@ NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
-LIST_SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
-MODELS = {"geotransolver": "GeoTransolver", "gino": "GINO"}
-OPERATOR = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
-HOST = {("host_64", "knn"): "64, kNN", ("host_64", "radius"): "64, radius", ("host_w1", "knn"): "W1"}
-HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
-ATTEND = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
-EXECUTION_ORDER = ("captured", "compiled", "eager")
+SIZE = ("references",)
 
 BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
 README_WORKLOADS = {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}
@@ -70,7 +65,7 @@ def tables(rows: list[Row]) -> str:
 
 def _device(rows: list[Row]) -> Iterator[str]:
     """Facts of a device and its tables; nothing if it has none of them."""
-    made = {title: _table(title, *of, rows) for title, of in _TABLES.items()}
+    made = {of.title: _table(of, rows) for of in _TABLES}
     filled = [f"{title}:\n\n" + "\n".join(lines) for title, lines in made.items() if len(lines) > 2]  # a head
     if not filled:
         return
@@ -89,14 +84,14 @@ def _device(rows: list[Row]) -> Iterator[str]:
         yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
 
-def _table(title: str, columns: Columns | Callable, groups: Callable, rows: list[Row]) -> list[str]:
+def _table(made: "_Table", rows: list[Row]) -> list[str]:
     """A line for each (label, rows) of the groups, without those that have no cell."""
-    columns = columns(rows) if callable(columns) else columns
-    usual = seconds if title.endswith(", seconds") else milliseconds
-    shown = {heading: peak if heading.endswith("MiB") else usual for heading in columns}
+    columns = made.columns(rows) if callable(made.columns) else made.columns
+    usual = "s" if made.title.endswith(", seconds") else "ms"
+    units = {heading: "MiB" if heading.endswith("MiB") else usual for heading in columns}
     lines = [
-        [label, *(shown[heading](only(of, **wanted)) for heading, wanted in columns.items())]
-        for label, of in groups(rows)
+        [label, *(cell(only(of, **wanted), units[heading]) for heading, wanted in columns.items())]
+        for label, of in made.lines(rows)
     ]
     return markdown("", [*columns], [line for line in lines if any(line[1:])])
 
@@ -111,7 +106,7 @@ def _by_contender(rows: list[Row]) -> Groups:
 
 def _by_execution(rows: list[Row]) -> Groups:
     for label, of in _by_contender(rows):
-        for execution in EXECUTION_ORDER:
+        for execution in ("captured", "compiled", "eager"):
             yield f"{label}, {execution}", select(of, execution=execution)
 
 
@@ -122,58 +117,51 @@ def _of_tutorial(rows: list[Row]) -> Groups:
         yield line.label, [row for row in of if row.driver]  # of a GPU, as the tutorial's
 
 
-def _found(rows: Iterable[Row], heading: Callable[[Row], str], *keys: str) -> Columns:
-    """A column for each heading that rows have, with what these rows have in common."""
-    return {heading(row): {key: getattr(row, key) for key in ("workload", *keys)} for row in rows}
+def _each(key: str, words: Mapping[str, str], **wanted: object) -> Columns:
+    """A column for each value of a key, by what is said for it."""
+    return {said: {key: value, **wanted} for value, said in words.items()}
+
+
+def _both(outer: Columns, between: str, inner: Columns) -> Columns:
+    """A column for each of both."""
+    return {f"{a}{between}{b}": outer[a] | inner[b] for a in outer for b in inner}
+
+
+def _found(names: Mapping[str, str], heading: str, keys: Sequence[str], rows: list[Row]) -> Columns:
+    """A column for each heading that rows of some workloads have, with what these rows have in common."""
+    order, columns = [*names], {}
+    found = [row for row in rows if row.workload in names]
+    for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
+        each = row.references // row.clouds
+        clouds = f"{row.clouds} of " if row.clouds > 1 else ""
+        said = {"name": names[row.workload], "size": _count(each), "clouds": clouds, "each": each}
+        columns[heading.format(**said, k=row.k)] = {key: getattr(row, key) for key in ("workload", *keys)}
+    return columns
 
 
 def _scaling(rows: list[Row]) -> Columns:
     """All sizes of uniform points, the largest of the others, and the batch."""
     names = SCALING | {"scaling_batch": "16 of"}
-    rows = sorted((row for row in rows if row.workload in names), key=lambda row: row.references)
-    largest = {row.workload: row.references for row in rows} | {"scaling_uniform": None}
-    shown = [row for row in rows if largest[row.workload] in (None, row.references)]
-    shown.sort(key=lambda row: [*names].index(row.workload))
-    return _found(
-        shown, lambda row: f"{names[row.workload]} {_count(row.references // row.clouds)}", "references"
-    )
-
-
-def _farthest(rows: list[Row]) -> Columns:
-    def heading(row: Row) -> str:
-        clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        return f"{clouds}{row.references // row.clouds:,} to {row.k:,}"
-
-    return _found(select(rows, workload="farthest"), heading, "references", "k")
+    largest = {row.workload: row.references for row in sorted(rows, key=lambda row: row.references)}
+    shown = [r for r in rows if r.workload == "scaling_uniform" or r.references == largest[r.workload]]
+    return _found(names, "{name} {size}", SIZE, shown)
 
 
 def _attend(rows: list[Row]) -> Columns:
-    return {
-        f"{_count(size)}, {heading}": {"workload": "attend", "references": size, "mode": mode}
-        for size in sorted({row.references for row in select(rows, workload="attend")})
-        for heading, mode in ATTEND.items()
-    }
-
-
-def _models(rows: list[Row]) -> Columns:
-    rows = sorted((row for row in rows if row.workload in MODELS), key=lambda r: (r.workload, r.references))
-    return _found(rows, lambda r: f"{MODELS[r.workload]}, {_count(r.references)} points", "references")
+    gradients = {"with gradients": {"mode": "operator"}, "with gradients, peak MiB": {"mode": "operator"}}
+    sizes = _found({"attend": ""}, "{size}", SIZE, rows)
+    return _both(sizes, ", ", {"forward": {"mode": "aggregate"}, **gradients})
 
 
 def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
-    names, order = [*LISTS], [*modes]
-    found = [row for row in rows if row.workload in LISTS and row.mode in modes]
-    found.sort(key=lambda row: (row.references, names.index(row.workload), order.index(row.mode)))
-
-    def heading(row: Row) -> str:
-        return f"{LISTS[row.workload]} {_count(row.references)}, {modes[row.mode].format(k=row.k)}"
-
-    return _found(found, heading, "references", "mode")
-
-
-def _interop(rows: list[Row]) -> Columns:
-    rows = sorted(select(rows, workload="interop"), key=lambda row: row.references)
-    return _found(rows, lambda row: f"{_count(row.references)} elements", "references")
+    """Small clouds first; the modes of a cloud beside each other."""
+    columns = {}
+    for size in sorted({row.references for row in rows}):
+        for name, said in LISTS.items():
+            for mode, words in modes.items():
+                found = select(rows, workload=name, references=size, mode=mode)
+                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", (*SIZE, "mode"), found)
+    return columns
 
 
 def _count(number: int) -> str:
@@ -181,86 +169,96 @@ def _count(number: int) -> str:
     return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
 
 
-def _modes(workload: str, **headings: str) -> Columns:
-    """A column for each mode of a workload."""
-    return {heading: {"workload": workload, "mode": mode} for mode, heading in headings.items()}
-
-
-_OPERATORS = {
-    f"{words} {called}": {"workload": name, "mode": mode}
-    for name, words in NAMED.items()
-    for mode, called in OPERATOR.items()
-}
+_OPERATORS = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
+_HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
 _HOSTS = {
-    f"{words}: {called}": {"workload": name, "operator": operator, "mode": mode}
-    for (name, operator), words in HOST.items()
-    for mode, called in HOST_MODES.items()
+    **_each("operator", {"knn": "64, kNN", "radius": "64, radius"}, workload="host_64"),
+    **_each("workload", {"host_w1": "W1"}, operator="knn"),
 }
-_BATCHES = {
-    f"{kind} {operator}": {"workload": f"batch_{kind}", "operator": operator, "mode": "operator"}
-    for kind in ("dense", "ragged")
-    for operator in ("knn", "radius")
-}
-_STEPS = {f"{words} step": {"workload": name, "mode": "step"} for name, words in NAMED.items()}
-_LARGE = _modes("large", aggregate="forward, ms", operator="with the features' gradient, ms")
-_STARTS = {
-    f"{words}, {start} caches": {"workload": "start", "mode": mode, "execution": start}
-    for mode, words in (("first_step", "first step"), ("whole", "whole run"))
-    for start in ("cold", "warm")
-}
+_BATCHES = {"batch_dense": "dense", "batch_ragged": "ragged"}
+_LARGE = {"aggregate": "forward, ms", "operator": "with the features' gradient, ms"}
+_STARTS = {"first_step": "first step", "whole": "whole run"}
+_STEP_PEAK = {"workload": "w1", "mode": "step"}
 
-# Title, which says the unit: columns, or what makes them of the rows; lines.
-_TABLES: dict[str, tuple[Columns | Callable[[list[Row]], Columns], Callable[[list[Row]], Groups]]] = {
-    "The tutorial's table (W1), reproduced, and ours below it": (
-        _modes("w1", forward="forward, ms", step="training step, ms") | _modes("w1", step="step, peak MiB"),
+
+class _Table(NamedTuple):
+    title: str  # which says the unit
+    columns: Columns | Callable[[list[Row]], Columns]  # or what makes them of the rows
+    lines: Callable[[list[Row]], Groups] = _by_execution
+
+
+_TABLES = (
+    _Table(
+        "The tutorial's table (W1), reproduced, and ours below it",
+        _each("mode", {"forward": "forward, ms", "step": "training step, ms"}, workload="w1")
+        | {"step, peak MiB": _STEP_PEAK},
         _of_tutorial,
     ),
-    "Network, milliseconds (median)": (
-        _modes("w1", forward="W1 forward") | _STEPS | _modes("w1", step="W1 step, peak MiB"),
-        _by_execution,
+    _Table(
+        "Network, milliseconds (median)",
+        {"W1 forward": {"workload": "w1", "mode": "forward"}}
+        | _both(_each("workload", NAMED), " ", {"step": {"mode": "step"}})
+        | {"W1 step, peak MiB": _STEP_PEAK},
     ),
-    "Operator alone, index built in each call, milliseconds": (_OPERATORS, _by_execution),
-    "kNN of W1, distances and indices, milliseconds": (
-        _modes("w1", knn="built in the call", search="ready"),
-        _by_execution,
+    _Table(
+        "Operator alone, index built in each call, milliseconds",
+        _both(_each("workload", NAMED), " ", _each("mode", _OPERATORS)),
     ),
-    "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": (
-        _scaling,
-        _by_execution,
+    _Table(
+        "kNN of W1, distances and indices, milliseconds",
+        _each("mode", {"knn": "built in the call", "search": "ready"}, workload="w1"),
     ),
-    "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": (_attend, _by_execution),
-    "Farthest points, milliseconds": (
-        _farthest,
+    _Table(
+        "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms", _scaling
+    ),
+    _Table("Attention over the 16 nearest, 64 channels, 4 heads, milliseconds", _attend),
+    _Table(
+        "Farthest points, milliseconds",
+        partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", (*SIZE, "k")),
         lambda rows: _by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
     ),
-    "Time that the host takes to issue an eager call, milliseconds": (_HOSTS, _by_contender),
-    "Batches: forward with the features' gradient, milliseconds": (_BATCHES, _by_execution),
-    "Lists of neighbours within a radius, index built in each call, milliseconds": (
-        partial(_lists, FORMS),
-        _by_execution,
-    ),
-    "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": (
-        partial(_lists, LIST_SUMS),
-        _by_execution,
-    ),
-    "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
-        _LARGE | _modes("large", operator="peak on each device, MiB"),
+    _Table(
+        "Time that the host takes to issue an eager call, milliseconds",
+        _both(_HOSTS, ": ", _each("mode", _HOST_MODES)),
         _by_contender,
     ),
-    "A training step of whole models, with their library's search and with ours, milliseconds": (
-        _models,
-        _by_execution,
+    _Table(
+        "Batches: forward with the features' gradient, milliseconds",
+        _both(_each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})),
     ),
-    "From the start of a training run to the end of its first step, and of the run, seconds": (
-        _STARTS,
+    _Table(
+        "Lists of neighbours within a radius, index built in each call, milliseconds", partial(_lists, FORMS)
+    ),
+    _Table(
+        "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds",
+        partial(_lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}),
+    ),
+    _Table(
+        "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager",
+        _each("mode", _LARGE, workload="large")
+        | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
         _by_contender,
     ),
-    "A Warp kernel on new tensors that require a gradient, milliseconds": (_interop, _by_contender),
-    "`from pointproj import knn` in a new process, after `import torch`": (
+    _Table(
+        "A training step of whole models, with their library's search and with ours, milliseconds",
+        partial(_found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points", SIZE),
+    ),
+    _Table(
+        "From the start of a training run to the end of its first step, and of the run, seconds",
+        _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
+        _by_contender,
+    ),
+    _Table(
+        "A Warp kernel on new tensors that require a gradient, milliseconds",
+        partial(_found, {"interop": ""}, "{size} elements", SIZE),
+        _by_contender,
+    ),
+    _Table(
+        "`from pointproj import knn` in a new process, after `import torch`",
         {"ms": {"workload": "import"}},
         _by_contender,
     ),
-}
+)
 
 
 def renew(page: Path, rows: list[Row]) -> None:
@@ -288,9 +286,9 @@ def _readme_line(name: str, rows: list[Row]) -> list[str]:
     cells = []
     for workload in README_WORKLOADS:
         of = select(rows, workload=workload)
-        cells += [milliseconds(only(of, execution="eager")), milliseconds(fastest(of))]
+        cells += [cell(only(of, execution="eager")), cell(fastest(of))]
     best = fastest(select(rows, workload="w1"))
-    return [README_LINES[name], *cells, f"{peak(best)} MiB" if best is not None else ""]
+    return [README_LINES[name], *cells, f"{cell(best, 'MiB')} MiB" if best is not None else ""]
 
 
 def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
@@ -304,27 +302,13 @@ def only(rows: Iterable[Row], **wanted: object) -> Row | None:
     return next(reversed(select(rows, **wanted)), None)
 
 
-def milliseconds(row: Row | None) -> str:
-    """The median time."""
-    return cell(row, lambda row: f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}")
-
-
-def seconds(row: Row | None) -> str:
-    """The median time, for what takes seconds."""
-    return cell(row, lambda row: f"{row.p50_ms / 1e3:.1f}")
-
-
-def peak(row: Row | None) -> str:
-    """Peak memory in MiB."""
-    return cell(row, lambda row: f"{row.peak_mib:,.0f}")
-
-
-def cell(row: Row | None, value: Callable[[Row], str]) -> str:
-    """The value of a row that was measured, else why it was not in a word or two."""
+def cell(row: Row | None, unit: str = "ms") -> str:
+    """The median time of a row that was measured (or its peak ``MiB``), else in short why it was not."""
     if row is None or row.status == MISSING:
         return ""
     if row.status == OK:
-        return value(row)
+        short = f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}"
+        return {"ms": short, "s": f"{row.p50_ms / 1e3:.1f}", "MiB": f"{row.peak_mib or 0:,.0f}"}[unit]
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
     if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
