@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from pointproj.config import ConfigError, nearest
 
-WORKLOADS = (  # first those that README and the pictures show; of the others, what takes long comes last
+WORKLOADS = (  # first those that README shows; of the others, what takes long comes last
     *("w1", "w2", "w2_wide", "scaling", "lists", "attend", "large"),
     *("host", "batches", "interop", "import", "farthest", "gino", "geotransolver", "start"),
 )

@@ -68,6 +68,11 @@ class Contender:
     itself: bool = True  # whether a point is a neighbour of itself
     compared: bool = True  # false if it computes something else
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Those of its rows."""
+        return {"contender": self.name, "kind": self.kind, "package": self.package}
+
     def allowed(self, mode: str) -> float:
         """The largest error of a result."""
         if self.kind == "backend" or self.operator == "attend":

@@ -81,14 +81,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="what is not begun by then is left out")
     chosen = parser.parse_args(arguments)
     device = choose_device(chosen.device)
-    rows = run(config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes))
+    config = config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes)
+    rows = run(config, in_turns=[workload for workload, _ in TASKS.values()])
     console = Console(soft_wrap=True)
     timed = select(rows, status=OK)
     if not timed:
         console.print("nothing got a time; the lines above say why")
         return 1
     console.print(table(rows))
-    picture = plots.draw_tasks(chosen.output / "benchmark.png", best_times(timed), timed[0].device)
+    best = {task: [*times.values()] for task, times in best_times(timed).items()}
+    picture = plots.draw_tasks(chosen.output / "benchmark.png", best)
     worst = max(row.parity_error or 0.0 for row in timed)
     console.print(
         f"Of several executions the fastest. All results agree with the reference: the largest error is "

@@ -37,11 +37,12 @@ class NoTime(RuntimeError):  # noqa: N818 - says why
 
 
 class Part(NamedTuple):
-    """Rows that are planned together: how many, what measures them, and whether they wait for all others."""
+    """Rows of a workload that are planned together."""
 
+    workload: str
     rows: int
     measure: Callable[["Recorder"], None]
-    last: bool = False
+    last: bool = False  # whether they wait for all others
 
 
 def one_row(
@@ -54,7 +55,8 @@ def one_row(
     columns = {"kind": "backend", "execution": "eager"} | columns
     wanted = config.execution is None or columns["execution"] in config.execution
     if wanted and columns["mode"] in config.modes and (columns["kind"] == "backend" or config.peers != []):
-        yield Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
+        record = lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s)  # noqa: E731
+        yield Part(columns["workload"], 1, record)
 
 
 class Limits:

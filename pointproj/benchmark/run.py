@@ -1,12 +1,11 @@
-"""The run: plan the rows, then measure workload after workload."""
+"""The run: plan the rows, then measure them."""
 
 import gc
 import logging
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, zip_longest
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 OTHERS = {"interop": interop.parts, "large": large.parts, "start": start.parts, "import": start.import_parts}
 
 
-def run(config: BenchConfig, *, in_turns: bool = False) -> list[Row]:
+def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
     """Measure what a checked config asks for, in the order of :func:`plan`.
 
     Returns
@@ -68,13 +67,13 @@ def run(config: BenchConfig, *, in_turns: bool = False) -> list[Row]:
     recorder = Recorder(config, device, machine, ResultsFile(path, writes=processes.is_first))
     versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
     recorder.say(f"{machine['device']}, {versions}; results go to {path}")
-    parts = deque(plan(config, device.type, in_turns=in_turns))
-    recorder.expected = sum(part.rows for _, part in parts)
+    parts = plan(config, device.type, in_turns=in_turns)
+    recorder.expected = sum(part.rows for part in parts)
     left_out: Counter[str] = Counter()
     while parts:
-        name, part = parts.popleft()  # with the last part of a workload its clouds are freed
+        part = parts.pop(0)  # with the last part of a workload its clouds are freed
         if recorder.limits.is_over:
-            left_out[name] += part.rows
+            left_out[part.workload] += part.rows
         else:
             part.measure(recorder)
     for name, rows in left_out.items():
@@ -85,14 +84,20 @@ def run(config: BenchConfig, *, in_turns: bool = False) -> list[Row]:
     return recorder.rows
 
 
-def plan(config: BenchConfig, device_type: str, *, in_turns: bool = False) -> list[tuple[str, Part]]:
-    """The parts of all workloads with their names, workload after workload, but what is slow comes last.
+def plan(config: BenchConfig, device_type: str, *, in_turns: Sequence[str] = ()) -> list[Part]:
+    """All parts, workload after workload, but what is slow comes last.
 
-    ``in_turns``: the first part of each workload, then the second of each, and so on.
+    ``in_turns`` names workloads of which the first parts come first, then the second ones and so on, and no
+    others.
     """
-    named = [[(name, part) for part in _parts(config, name, device_type)] for name in config.workloads]
-    found = chain.from_iterable(zip_longest(*named) if in_turns else named)
-    return sorted(filter(None, found), key=lambda of: of[1].last)
+    parts = [part for name in config.workloads for part in _parts(config, name, device_type)]
+    turns: Counter[str] = Counter()
+
+    def place(part: Part) -> tuple[bool, int]:
+        turns[part.workload] += bool(in_turns)
+        return part.last, turns[part.workload]
+
+    return sorted((part for part in parts if not in_turns or part.workload in in_turns), key=place)
 
 
 def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
@@ -103,12 +108,14 @@ def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
         yield from OTHERS[name](config, device_type)
     else:
         only = replace(config, workloads=[name])
-        for workload in workloads(only, device_type):  # importing the peers takes a while
-            contests = {last: cache(partial(Contest, workload=workload)) for last in (False, True)}
-            for entry in entries(only, workload, device_type):
+        for workload in workloads(only, device_type):
+            made = partial(Contest, workload)
+            shared = cache(made)  # the clouds are made once
+            for entry in entries(only, workload, device_type):  # importing the peers takes a while
                 last = (workload.name, entry.contender.name) in SLOW
                 rows = 1 if entry.contender.missing else len(entry.measurements)
-                yield Part(rows, partial(_measure, workload, entry, contests[last]), last)
+                measure = partial(_measure, workload, entry, made if last else shared)
+                yield Part(workload.name, rows, measure, last)
 
 
 def _measure(
@@ -119,7 +126,7 @@ def _measure(
         contest = contest_of(recorder)
     except Exception as reason:
         (mode, execution), *_ = entry.measurements
-        given = {"workload": workload.name, "operator": workload.operator, **_named(entry.contender)}
+        given = {"workload": workload.name, "operator": workload.operator, **entry.contender.columns}
         numbers = {"mode": mode, "execution": execution, "queries": 0, "references": 0}
         recorder.add(without_time(recorder.blank(**given, **numbers), reason))
         return
@@ -133,14 +140,10 @@ def _measure(
         gc.unfreeze()
 
 
-def _named(contender: Contender) -> dict[str, str]:
-    return {"contender": contender.name, "kind": contender.kind, "package": contender.package}
-
-
 class Contest:
     """The tensors of one workload, and what the reference makes of them."""
 
-    def __init__(self, recorder: Recorder, workload: Workload) -> None:
+    def __init__(self, workload: Workload, recorder: Recorder) -> None:
         self.recorder, self.workload = recorder, workload
         self.question = asked = workload.question(recorder.device)
         self.expected = Expected(workload, asked)
@@ -218,4 +221,4 @@ class Contest:
         how = {"mode": mode, "execution": execution, "note": contender.returns}
         k = None if mode.endswith("csr") else self.question.k
         channels = 1 if mode in LISTS else self.question.problem.features.shape[-1]
-        return self.recorder.blank(**self.columns, **_named(contender), **how, k=k, channels=channels)
+        return self.recorder.blank(**self.columns, **contender.columns, **how, k=k, channels=channels)

@@ -307,13 +307,18 @@ def cell(row: Row | None, unit: str = "ms") -> str:
     if row is None or row.status == MISSING:
         return ""
     if row.status == OK:
-        short = f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}"
-        return {"ms": short, "s": f"{row.p50_ms / 1e3:.1f}", "MiB": f"{row.peak_mib or 0:,.0f}"}[unit]
+        seconds, memory = row.p50_ms / 1e3, row.peak_mib or 0
+        return {"ms": short(row.p50_ms), "s": f"{seconds:.1f}", "MiB": f"{memory:,.0f}"}[unit]
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
     if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
         return "not run"
     return "too slow" if row.status == SKIPPED else row.status
+
+
+def short(ms: float) -> str:
+    """Milliseconds in three digits, from 100 on without decimals."""
+    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from pointproj.benchmark import quick
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import SKIPPED, Row
+from pointproj.benchmark.run import plan
 from tests.benchmark.rows import row
 
 ROWS = [
@@ -36,8 +37,12 @@ def test_the_command_measures_what_is_installed(
 ):
     asked = []
 
-    def measured(config: BenchConfig) -> list[Row]:
+    def measured(config: BenchConfig, *, in_turns: list[str]) -> list[Row]:
         asked.append(config)
+        parts = [part.workload for part in plan(config, "cpu", in_turns=in_turns)]
+        shown = ["w1", "lists_uniform", "w2"]
+        assert parts[:6] == shown * 2  # the first contender of each task, then the second
+        assert {*parts} == {*shown}
         return ROWS
 
     monkeypatch.setattr(quick, "run", measured)
@@ -51,5 +56,5 @@ def test_the_command_measures_what_is_installed(
     shown = capsys.readouterr().out
     assert "All results agree with the reference: the largest error is 1.5e-07" in shown
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
-    monkeypatch.setattr(quick, "run", lambda config: ROWS[3:4])
+    monkeypatch.setattr(quick, "run", lambda config, in_turns: ROWS[3:4])
     assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1

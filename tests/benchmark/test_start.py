@@ -16,7 +16,7 @@ from tests.benchmark.test_run import bench_config
 
 def test_each_job_starts_cold_and_then_warm():
     def rows(**of: object) -> list[int]:
-        return [part.rows for _, part in plan(BenchConfig(**of), "cpu")]
+        return [part.rows for part in plan(BenchConfig(**of), "cpu")]
 
     assert rows(workloads=["start"]) == [1] * 6
     assert rows(workloads=["start"], modes=["whole"]) == [1] * 2
