@@ -4,7 +4,6 @@ Adding a peer means adding a function and its entry; :func:`peer` says what it t
 """
 
 import contextlib
-import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -13,12 +12,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.peers import SEARCHES, Contender, Nearest, Pairs, gather_aggregate, padded_pairs
-from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import HEADS, NETWORK, SUMS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
@@ -122,21 +121,6 @@ def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
     query, keys, values = _gathered(asked, *tensors)
     weights = torch.einsum("nhd,nkhd->nkh", query / math.sqrt(query.shape[-1]), keys).softmax(1)
     return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
-
-
-@functools.cache
-def _physicsnemo_block(device: torch.device) -> nn.Module:
-    from physicsnemo.nn.module.point_transformer_attention import LocalPointTransformerBlock
-
-    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
-    block = LocalPointTransformerBlock(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
-    return block.to(device).requires_grad_(False)
-
-
-def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention of its block alone, which makes its own values: neither search nor what follows."""
-    points, rows = asked.points[0], asked.neighbors.indices
-    return _physicsnemo_block(query.device)._attend(query, keys, points, points, rows, None)
 
 
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -344,9 +328,7 @@ FIRST_MET = {"nearest": False}
 OTHERS = {"itself": False}
 ROWS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
 BELOW = {"read": _read_below, "returns": "no counts"}
-BLOCK = {"imports": ("physicsnemo.nn.module.point_transformer_attention",), "compared": False}
 
-VECTORS = "vector attention: a network scores each pair, with projections of its own"
 SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
 EXACT = "pairs of exact number, for which it waits"
 FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
@@ -363,7 +345,6 @@ PEERS: list[Contender] = [
     peer("tutorial torch", "sums", tutorial_radius, traceable=True, brute_force=BOTH, bytes_per_pair=110.0),
     peer("gather + SDPA", "attend", attention_by_torch),
     peer("gather + einsum", "attend", attention_by_einsum, traceable=True),
-    peer("PhysicsNeMo", "attend", physicsnemo_attention, VECTORS, **BLOCK),
     peer("PhysicsNeMo", "knn", physicsnemo_knn, **ON_GPU),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),
     peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),

@@ -47,7 +47,7 @@ class Expected:
         Where ``calls`` have an upstream gradient, it is that of :meth:`fill_upstream`.
         """
         contender = calls.contender
-        if not contender.compared or mode == "build":
+        if mode == "build":
             return None
         if mode in ("knn", "search"):
             return self.neighbors_error(result, check_distances=contender.kind == "backend")
