@@ -10,7 +10,7 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark import libraries
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
+from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
@@ -89,7 +89,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
             yield replace(peer, missing=peer.not_installed())
     if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:  # the same over lists from every backend
         finder = "auto" if config.backends is None else next((n for n in chosen if n != "torch"), "torch")
-        given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": ()}
+        given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": {}}
         yield replace(backend_contender(finder, workload), **given)
 
 
@@ -130,7 +130,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         executions=EXECUTIONS[:2] if name != "auto" and load(name).WAITS else EXECUTIONS,
         find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
         aggregate=aggregate,
-        brute_force=("cpu", "cuda") if brute_force else (),
+        brute_force=ALL_PAIRS if brute_force else {},
         read=_read,
     )
 

@@ -16,7 +16,15 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark.config import EXECUTIONS
-from pointproj.benchmark.peers import SEARCHES, Contender, Nearest, Pairs, gather_aggregate, padded_pairs
+from pointproj.benchmark.peers import (
+    ALL_PAIRS,
+    SEARCHES,
+    Contender,
+    Nearest,
+    Pairs,
+    gather_aggregate,
+    padded_pairs,
+)
 from pointproj.benchmark.workloads import HEADS, NETWORK, SUMS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
@@ -70,11 +78,10 @@ def peer(
         find = lambda asked: Nearest(*function(*asked.points, asked.k))  # noqa: E731
         take = {"find": {finds: find}, "aggregate": partial(gather_aggregate, name)}
     elif "sums" in finds or finds == "attend":
-        take = {"find": {}, "aggregate": function}
+        take = {"aggregate": function}
     able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
-    of_library = {"package": package, "imports": imports, "devices": devices}
     found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
-    return Contender(name, **{**of_library, **found, **properties})
+    return Contender(name, package, **{"imports": imports, "devices": devices, **found, **properties})
 
 
 def _sum_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
@@ -322,7 +329,9 @@ class _SparseProduct(torch.autograd.Function):
 
 
 EAGER = {"executions": ("eager",)}  # no table shows how their networks run compiled
-ON_GPU = {"brute_force": BOTH[1:]}
+TRACED = {"traceable": True, "brute_force": ALL_PAIRS}
+ON_GPU = {"brute_force": {"cuda": 1e11}}
+TILED = {"brute_force": {"cuda": 3e11}}
 GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
 FIRST_MET = {"nearest": False}
 OTHERS = {"itself": False}
@@ -341,15 +350,15 @@ SCIPY = partial(_tree, "scipy.spatial", "cKDTree", workers=-1)
 PYKDTREE = partial(_tree, "pykdtree.kdtree", "KDTree")
 
 PEERS: list[Contender] = [
-    peer("tutorial torch", "knn_sums", tutorial_knn, traceable=True, brute_force=BOTH, bytes_per_pair=16.0),
-    peer("tutorial torch", "sums", tutorial_radius, traceable=True, brute_force=BOTH, bytes_per_pair=110.0),
+    peer("tutorial torch", "knn_sums", tutorial_knn, **TRACED, bytes_per_pair=16.0),
+    peer("tutorial torch", "sums", tutorial_radius, **TRACED, bytes_per_pair=110.0),
     peer("gather + SDPA", "attend", attention_by_torch),
     peer("gather + einsum", "attend", attention_by_einsum, traceable=True),
-    peer("PhysicsNeMo", "knn", physicsnemo_knn, **ON_GPU),
+    peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),
     peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
     peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, read=_read_pairs),
-    peer("cuML", "knn", cuml_knn, **ON_GPU),
+    peer("cuML", "knn", cuml_knn, **TILED),
     peer("cupyx KDTree", "knn", CUPYX, **EAGER),
     peer("jz-tree", "knn", jztree_knn, **EAGER),
     peer("torchbvh", "knn", torchbvh_knn, **EAGER, batched=True),

@@ -9,7 +9,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ HIDDEN = 25
 OURS, THEIRS = 1e-4, 1e-3  # errors allowed
 THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
 
+ALL_PAIRS = {"cuda": 1e10, "cpu": 7e7}  # a second, of torch; on a CPU of each thread
 SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers, by name: (query points, reference points, k)
 
 
@@ -50,7 +51,8 @@ class Contender:
 
     name: str  # in the results
     package: str  # the distribution whose version is noted
-    find: Mapping[str, Callable[..., Any]]  # by mode; "search" takes the index that "build" made, too
+    # By mode; "search" takes the index that "build" made, too.
+    find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
     operator: str = "radius"  # knn | radius | farthest | attend: for which it is asked
@@ -60,7 +62,8 @@ class Contender:
     devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
     missing: str | None = None  # why it cannot run here
     batched: bool = False  # whether it takes dense batches too
-    brute_force: tuple[str, ...] = ()  # where time grows with queries times references
+    # Where time grows with queries times references: about how many pairs a second, as of ALL_PAIRS.
+    brute_force: Mapping[str, float] = field(default_factory=dict)
     bytes_per_pair: float = 0.0  # memory that grows so as well
     read: Callable[[Any], Pairs] | None = None  # lists as it returns them to pairs
     returns: str = ""  # what its results are, where that is something else than ours
@@ -81,11 +84,6 @@ class Contender:
     def not_installed(self) -> str | None:
         """None if what it needs can be imported, else one line with the reason."""
         return next(filter(None, map(import_failure, self.imports)), None)
-
-    def try_out(self, asked: Question) -> Any:
-        """The call whose time says how long the others may take."""
-        found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)
-        return found(asked) if found else self.aggregate(asked, *asked.tensors)
 
     def network(self, asked: Question) -> nn.Module:
         """A projector, of other libraries its MLPs around their aggregation."""

@@ -23,7 +23,6 @@ from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, p
 
 log = logging.getLogger(__name__)
 
-PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
 LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
 MIB, GIB = 2**20, 2**30
 
@@ -60,7 +59,7 @@ def one_row(
 
 
 class Limits:
-    """What a row may cost: time and memory of calls are estimated from smaller ones. Checks raise NoTime."""
+    """What a row may cost: time and memory are estimated before a call. Checks raise NoTime."""
 
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config, self.device = config, device
@@ -91,16 +90,9 @@ class Limits:
             needed, free = contender.bytes_per_pair * question.pairs / GIB, free_bytes("cpu") / GIB
             if needed > free:
                 raise NoTime(SKIPPED, f"would need about {needed:.0f} GiB, {free:.0f} GiB are free")
-        pilot = PILOT_PAIRS[self.device.type]
-        if self.device.type in contender.brute_force and question.pairs > 8 * pilot:
-            few = question.part(pilot)
-            for _ in range(2):
-                start = time.perf_counter()
-                contender.try_out(few)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-                seconds = time.perf_counter() - start
-            self.refuse_if_slow(seconds * question.pairs / few.pairs)
+        if rate := contender.brute_force.get(self.device.type):
+            threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+            self.refuse_if_slow(question.pairs / (rate * threads))
 
     def check_growth(self, blank: Row) -> None:
         """Whether the same call on a smaller cloud says that this one would take too long."""

@@ -73,15 +73,6 @@ class Question(NamedTuple):
         """All pairs of a query and a reference point of the same cloud."""
         return sum(len(q) * len(r) for q, r in self.problem.ranges())
 
-    def part(self, pairs: int) -> "Question":
-        """The first cloud with so few of its queries that they form about ``pairs``."""
-        queries, points = self.problem.ranges()[0]
-        query, found, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        few = query[queries.start : queries.stop][: max(1, pairs // len(points))].clone()
-        span = slice(points.start, points.stop)
-        capacity = max(1, self.capacity * len(few) // len(queries))
-        return self._replace(problem=Problem(few, found[span], features[span]), capacity=capacity)
-
 
 @dataclass(frozen=True, eq=False)
 class Workload:
