@@ -5,23 +5,14 @@ python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.m
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
+from pointproj.benchmark import results
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.results import (
-    MISSING,
-    OK,
-    OUT_OF_MINUTES,
-    SKIPPED,
-    Row,
-    fastest,
-    read_rows,
-    require_one_run,
-    select,
-)
+from pointproj.benchmark.results import MISSING, OK, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
@@ -33,10 +24,9 @@ NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
-SIZE = ("references",)
 
 BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
-README_WORKLOADS = {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}
+PEAK = "peak memory, kNN"
 README_LINES = {
     "tutorial torch": "plain torch, brute force",
     "cuML": "cuML",
@@ -65,8 +55,13 @@ def tables(rows: list[Row]) -> str:
 
 def _device(rows: list[Row]) -> Iterator[str]:
     """Facts of a device and its tables; nothing if it has none of them."""
-    made = {of.title: _table(of, rows) for of in _TABLES}
-    filled = [f"{title}:\n\n" + "\n".join(lines) for title, lines in made.items() if len(lines) > 2]  # a head
+    filled = []
+    for title, made in _TABLES.items():
+        columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
+        form = "{s:.1f}" if title.endswith(", seconds") else "{ms}"
+        lines = _table(columns(rows) if callable(columns) else columns, groups(rows), form)
+        if len(lines) > 2:  # beside the head
+            filled.append(f"{title}:\n\n" + "\n".join(lines))
     if not filled:
         return
     newest = rows[-1]
@@ -76,24 +71,23 @@ def _device(rows: list[Row]) -> Iterator[str]:
     yield from filled
     missing = {row.contender: row.note for row in rows if row.status == MISSING}
     if missing:
-        short = ((name, note if len(note) < 90 else note[:87] + "...") for name, note in missing.items())
-        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in short)}."
+        notes = ((name, note if len(note) < 90 else f"{note[:87]}...") for name, note in missing.items())
+        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in notes)}."
     lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
     said = dict.fromkeys(f"- {r.contender}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
     if said:
         yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
 
-def _table(made: "_Table", rows: list[Row]) -> list[str]:
+def _table(columns: Columns, groups: Groups, form: str, corner: str = "") -> list[str]:
     """A line for each (label, rows) of the groups, without those that have no cell."""
-    columns = made.columns(rows) if callable(made.columns) else made.columns
-    usual = "s" if made.title.endswith(", seconds") else "ms"
-    units = {heading: "MiB" if heading.endswith("MiB") else usual for heading in columns}
+    forms = dict.fromkeys(columns, form) | {of: "{mib:,.0f}" for of in columns if of.endswith("MiB")}
+    forms[PEAK] = "{mib:,.0f} MiB"
     lines = [
-        [label, *(cell(only(of, **wanted), units[heading]) for heading, wanted in columns.items())]
-        for label, of in made.lines(rows)
+        [label, *(cell(fastest(select(of, **columns[heading])), forms[heading]) for heading in columns)]
+        for label, of in groups
     ]
-    return markdown("", [*columns], [line for line in lines if any(line[1:])])
+    return markdown(corner, [*columns], [line for line in lines if any(line[1:])])
 
 
 def _by_contender(rows: list[Row]) -> Groups:
@@ -127,15 +121,15 @@ def _both(outer: Columns, between: str, inner: Columns) -> Columns:
     return {f"{a}{between}{b}": outer[a] | inner[b] for a in outer for b in inner}
 
 
-def _found(names: Mapping[str, str], heading: str, keys: Sequence[str], rows: list[Row]) -> Columns:
+def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str = "clouds") -> Columns:
     """A column for each heading that rows of some workloads have, with what these rows have in common."""
     order, columns = [*names], {}
     found = [row for row in rows if row.workload in names]
     for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
         each = row.references // row.clouds
         clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        said = {"name": names[row.workload], "size": _count(each), "clouds": clouds, "each": each}
-        columns[heading.format(**said, k=row.k)] = {key: getattr(row, key) for key in ("workload", *keys)}
+        said = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
+        columns[said] = {key: getattr(row, key) for key in ("workload", "references", further)}
     return columns
 
 
@@ -144,12 +138,12 @@ def _scaling(rows: list[Row]) -> Columns:
     names = SCALING | {"scaling_batch": "16 of"}
     largest = {row.workload: row.references for row in sorted(rows, key=lambda row: row.references)}
     shown = [r for r in rows if r.workload == "scaling_uniform" or r.references == largest[r.workload]]
-    return _found(names, "{name} {size}", SIZE, shown)
+    return _found(names, "{name} {size}", shown)
 
 
 def _attend(rows: list[Row]) -> Columns:
     gradients = {"with gradients": {"mode": "operator"}, "with gradients, peak MiB": {"mode": "operator"}}
-    sizes = _found({"attend": ""}, "{size}", SIZE, rows)
+    sizes = _found({"attend": ""}, "{size}", rows)
     return _both(sizes, ", ", {"forward": {"mode": "aggregate"}, **gradients})
 
 
@@ -160,7 +154,7 @@ def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
         for name, said in LISTS.items():
             for mode, words in modes.items():
                 found = select(rows, workload=name, references=size, mode=mode)
-                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", (*SIZE, "mode"), found)
+                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", found, further="mode")
     return columns
 
 
@@ -181,83 +175,66 @@ _STARTS = {"first_step": "first step", "whole": "whole run"}
 _STEP_PEAK = {"workload": "w1", "mode": "step"}
 
 
-class _Table(NamedTuple):
-    title: str  # which says the unit
-    columns: Columns | Callable[[list[Row]], Columns]  # or what makes them of the rows
-    lines: Callable[[list[Row]], Groups] = _by_execution
-
-
-_TABLES = (
-    _Table(
-        "The tutorial's table (W1), reproduced, and ours below it",
+# Title -> columns, or what makes them of the rows; and what makes the lines, if not :func:`_by_execution`.
+_TABLES: dict[str, Any] = {
+    "The tutorial's table (W1), reproduced, and ours below it": (
         _each("mode", {"forward": "forward, ms", "step": "training step, ms"}, workload="w1")
         | {"step, peak MiB": _STEP_PEAK},
         _of_tutorial,
     ),
-    _Table(
-        "Network, milliseconds (median)",
-        {"W1 forward": {"workload": "w1", "mode": "forward"}}
-        | _both(_each("workload", NAMED), " ", {"step": {"mode": "step"}})
-        | {"W1 step, peak MiB": _STEP_PEAK},
+    "Network, milliseconds (median)": {
+        "W1 forward": {"workload": "w1", "mode": "forward"},
+        **_both(_each("workload", NAMED), " ", {"step": {"mode": "step"}}),
+        "W1 step, peak MiB": _STEP_PEAK,
+    },
+    "Operator alone, index built in each call, milliseconds": _both(
+        _each("workload", NAMED), " ", _each("mode", _OPERATORS)
     ),
-    _Table(
-        "Operator alone, index built in each call, milliseconds",
-        _both(_each("workload", NAMED), " ", _each("mode", _OPERATORS)),
+    "kNN of W1, distances and indices, milliseconds": _each(
+        "mode", {"knn": "built in the call", "search": "ready"}, workload="w1"
     ),
-    _Table(
-        "kNN of W1, distances and indices, milliseconds",
-        _each("mode", {"knn": "built in the call", "search": "ready"}, workload="w1"),
-    ),
-    _Table(
-        "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms", _scaling
-    ),
-    _Table("Attention over the 16 nearest, 64 channels, 4 heads, milliseconds", _attend),
-    _Table(
-        "Farthest points, milliseconds",
-        partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", (*SIZE, "k")),
+    "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": _scaling,
+    "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": _attend,
+    "Farthest points, milliseconds": (
+        partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", further="k"),
         lambda rows: _by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
     ),
-    _Table(
-        "Time that the host takes to issue an eager call, milliseconds",
+    "Time that the host takes to issue an eager call, milliseconds": (
         _both(_HOSTS, ": ", _each("mode", _HOST_MODES)),
         _by_contender,
     ),
-    _Table(
-        "Batches: forward with the features' gradient, milliseconds",
-        _both(_each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})),
+    "Batches: forward with the features' gradient, milliseconds": _both(
+        _each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})
     ),
-    _Table(
-        "Lists of neighbours within a radius, index built in each call, milliseconds", partial(_lists, FORMS)
+    "Lists of neighbours within a radius, index built in each call, milliseconds": partial(_lists, FORMS),
+    "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": partial(
+        _lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
     ),
-    _Table(
-        "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds",
-        partial(_lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}),
-    ),
-    _Table(
-        "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager",
+    "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
         _each("mode", _LARGE, workload="large")
         | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
         _by_contender,
     ),
-    _Table(
-        "A training step of whole models, with their library's search and with ours, milliseconds",
-        partial(_found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points", SIZE),
+    "A training step of whole models, with their library's search and with ours, milliseconds": partial(
+        _found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points"
     ),
-    _Table(
-        "From the start of a training run to the end of its first step, and of the run, seconds",
+    "From the start of a training run to the end of its first step, and of the run, seconds": (
         _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
         _by_contender,
     ),
-    _Table(
-        "A Warp kernel on new tensors that require a gradient, milliseconds",
-        partial(_found, {"interop": ""}, "{size} elements", SIZE),
+    "A Warp kernel on new tensors that require a gradient, milliseconds": (
+        partial(_found, {"interop": ""}, "{size} elements"),
         _by_contender,
     ),
-    _Table(
-        "`from pointproj import knn` in a new process, after `import torch`",
+    "`from pointproj import knn` in a new process, after `import torch`": (
         {"ms": {"workload": "import"}},
         _by_contender,
     ),
+}
+_README = _both(
+    _each("workload", {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}),
+    ": ",
+    {"eager": {"execution": "eager"}, "best": {}},
 )
 
 
@@ -273,22 +250,11 @@ def renew(page: Path, rows: list[Row]) -> None:
 
 def readme_table(rows: list[Row]) -> str:
     """The table and a sentence about its run."""
-    steps = select(rows, mode="step")
-    head = [f"{words}: {how}" for words in README_WORKLOADS.values() for how in ("eager", "best")]
-    body = [_readme_line(name, select(steps, contender=name)) for name in README_LINES]
-    lines = markdown("milliseconds", [*head, "peak memory, kNN"], [line for line in body if any(line[1:])])
-    run = rows[-1]
+    steps, run = select(rows, mode="step"), rows[-1]
+    groups = [(said, select(steps, contender=name)) for name, said in README_LINES.items()]
+    lines = _table(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
     versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
     return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])
-
-
-def _readme_line(name: str, rows: list[Row]) -> list[str]:
-    cells = []
-    for workload in README_WORKLOADS:
-        of = select(rows, workload=workload)
-        cells += [cell(only(of, execution="eager")), cell(fastest(of))]
-    best = fastest(select(rows, workload="w1"))
-    return [README_LINES[name], *cells, f"{cell(best, 'MiB')} MiB" if best is not None else ""]
 
 
 def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
@@ -297,23 +263,17 @@ def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def only(rows: Iterable[Row], **wanted: object) -> Row | None:
-    """The row that has these values, if there is one."""
-    return next(reversed(select(rows, **wanted)), None)
-
-
-def cell(row: Row | None, unit: str = "ms") -> str:
-    """The median time of a row that was measured (or its peak ``MiB``), else in short why it was not."""
+def cell(row: Row | None, form: str = "{ms}") -> str:
+    """A row's median time or peak memory in this form, else in short why it was not measured."""
     if row is None or row.status == MISSING:
         return ""
     if row.status == OK:
-        seconds, memory = row.p50_ms / 1e3, row.peak_mib or 0
-        return {"ms": short(row.p50_ms), "s": f"{seconds:.1f}", "MiB": f"{memory:,.0f}"}[unit]
+        return form.format(ms=short(row.p50_ms), s=row.p50_ms / 1e3, mib=row.peak_mib or 0)
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
-    if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
+    if row.status == results.SKIPPED and row.note.startswith(results.OUT_OF_MINUTES):
         return "not run"
-    return "too slow" if row.status == SKIPPED else row.status
+    return "too slow" if row.status == results.SKIPPED else row.status
 
 
 def short(ms: float) -> str:
