@@ -15,6 +15,7 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
+from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
@@ -94,14 +95,14 @@ class LargeCloud:
     def error(self, result: tuple[Tensor, ...]) -> float:
         """Largest relative error, in norm, of values and gradient in any process."""
         values, gradient, rows = self._by_reference()
-        errors = [_relative(result[0][self.checked], values)]
+        errors = [relative_error(result[0][self.checked], values)]
         if len(result) > 1:
-            errors.append(_relative(result[1][rows], gradient))
-            outside = _norm(result[1]) ** 2 - _norm(result[1][rows]) ** 2
-            errors.append(max(outside, 0.0) ** 0.5 / max(_norm(gradient), 1e-30))
+            errors.append(relative_error(result[1][rows], gradient))
+            result[1][rows] = 0.0  # elsewhere it is 0 already
+            outside = result[1].norm() / gradient.norm().clamp(min=1e-30)
+            errors.append(outside.nan_to_num(nan=math.inf).item())
             self.upstream.copy_(self._upstream)  # from now on every query counts
-        worst = max(math.inf if error != error else error for error in errors)
-        return max(self.processes.gather(worst))
+        return max(self.processes.gather(max(errors)))
 
     def _by_reference(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values of the queries checked here; the features' gradient near all checked queries; its rows."""
@@ -129,13 +130,3 @@ class LargeCloud:
 def radius_for(references: int) -> float:
     """The radius within which a uniform cloud in the unit cube has about :data:`NEIGHBORS` points."""
     return float(f"{(NEIGHBORS / (references * 4 / 3 * math.pi)) ** (1 / 3):.3g}")
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return _norm(got - expected) / max(_norm(expected), 1e-30)
-
-
-def _norm(tensor: Tensor) -> float:
-    """The norm in fp64, part by part: a copy of a whole gradient might not fit."""
-    parts = torch.stack([part.double().square().sum() for part in tensor.detach().split(2**22)])
-    return parts.sum().sqrt().item()

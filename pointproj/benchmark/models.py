@@ -10,8 +10,9 @@ A step is the forward, the mean square of the output, the backward, and SGD, whi
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,25 +27,21 @@ from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
 
 LONGEST_S = 1800
-OURS_NAMED = "pointproj"
+RADIUS = 0.033  # of GINO, its default
 Made = tuple[nn.Module, dict[str, Tensor]]
 
 
-@dataclass(frozen=True)
-class Model:
+class Model(NamedTuple):
     """A library's model, and what is measured of it.
 
     ``make`` takes whether the search is ours, and the number of points; of None a small model comes, to
     compare results.
     """
 
-    package: str
     imports: str
     make: Callable[[bool, int | None, torch.device], Made]
     seconds_on_cpu: dict[tuple[str, int], float]  # of each contender and number of points that is measured
-    radius: float
-    channels: int
-    queries: int | None = None  # None: as many as points
+    columns: dict[str, Any]  # of all rows
     executions: tuple[str, ...] = ("eager",)
 
 
@@ -61,7 +58,7 @@ def make_gino(ours: bool, count: int | None, device: torch.device) -> Made:
 
     from pointproj.compat.neuraloperator import replace_search
 
-    points, side, radius, small = _points(count, device), 32, GINO.radius, {}
+    points, side, radius, small = _points(count, device), 32, RADIUS, {}
     if count is None:
         side, radius, small = 8, 0.25, {"fno_n_modes": (4, 4, 4), "fno_hidden_channels": 8}
     ticks = torch.linspace(0, 1, side, device=device)
@@ -106,19 +103,18 @@ def _use_our_search(ours: bool) -> None:
 
 
 GINO = Model(
-    "neuraloperator",
     "neuralop.models",
     make_gino,
     # Of 10^6 points the library would form 3e10 pairs.
-    seconds_on_cpu={("neuraloperator", 10**4): 180, ("pointproj", 10**4): 5, ("pointproj", 10**6): 150},
-    **{"radius": 0.033, "channels": 3, "queries": 32**3},  # the radius is the default
+    {("neuraloperator", 10**4): 180, ("pointproj", 10**4): 5, ("pointproj", 10**6): 150},
+    {"radius": RADIUS, "channels": 3, "queries": 32**3},
 )  # the number of pairs is a shape, so only eager
 GEOTRANSOLVER = Model(
-    "nvidia-physicsnemo",
     "physicsnemo.models.geotransolver",
     make_geotransolver,
-    seconds_on_cpu={("nvidia-physicsnemo", 10**5): 90, ("pointproj", 10**5): 90},
-    **{"radius": 0.5, "channels": 6, "executions": ("eager", "compiled")},
+    {("nvidia-physicsnemo", 10**5): 90, ("pointproj", 10**5): 90},
+    {"radius": 0.5, "channels": 6},
+    ("eager", "compiled"),
 )
 MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 
@@ -126,14 +122,19 @@ MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 def parts(config: BenchConfig, name: str) -> Iterator[Part]:
     """One for each row of a model."""
     model = MODELS[name]
-    of_all = {"workload": name, "operator": "radius", "radius": model.radius, "channels": model.channels}
     for contender, points in model.seconds_on_cpu:
-        ours = contender == OURS_NAMED
+        ours = contender == "pointproj"
         of = {"contender": contender, "package": contender, "kind": "backend" if ours else "peer"}
-        of |= {"queries": model.queries or points, "references": points, "mode": "step"}
+        of |= {
+            "workload": name,
+            "operator": "radius",
+            "mode": "step",
+            "queries": points,
+            "references": points,
+        }
         for execution in model.executions:
             measured = partial(_measured, model, ours)
-            yield from one_row(config, measured, LONGEST_S, execution=execution, **of_all, **of)
+            yield from one_row(config, measured, LONGEST_S, execution=execution, **of | model.columns)
 
 
 def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.recorder import Part, Recorder, one_row
+from pointproj.benchmark.recorder import Part, one_row
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT
@@ -47,30 +48,24 @@ JOBS = {
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row: of each job the cold ones, and then the warm ones, which find what those left."""
     for name, (arguments, modes) in JOBS.items():
-        of = {"workload": "start", "operator": "start", "contender": name, **NOTHING}
-        of["note"] = f"python train.py {' '.join(arguments[:3])}"
+        of = {"workload": "start", "contender": name, "note": f"python train.py {' '.join(arguments[:3])}"}
         folder = TemporaryDirectory()  # until the last part is gone
         for execution in ("cold", "warm"):
             seconds = cache(partial(run_seconds, arguments, device_type, folder))
             for mode in modes:
-                measured = partial(_started, seconds)
-                yield from one_row(config, measured, TIMEOUT_S, mode=mode, execution=execution, **of)
-
-
-def _started(seconds: Callable[[], dict[str, float]], recorder: Recorder, blank: Row) -> Row:
-    return replace(blank, **percentiles([seconds()[blank.mode]], 1)._asdict())
+                found = partial(lambda of, blank: [of()[blank.mode]], seconds)
+                yield from _row(config, found, mode=mode, execution=execution, **of)
 
 
 def import_parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One, of the import."""
-    of = {"workload": "import", "operator": "import", "contender": "pointproj", "mode": "import"}
-    yield from one_row(config, _imported, TIMEOUT_S, **of, **NOTHING)
+    """One, of the import, in new processes, of which the first fills the disk's cache."""
+    seconds = lambda _: [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)][1:]  # noqa: E731
+    yield from _row(config, seconds, workload="import", contender="pointproj", mode="import")
 
 
-def _imported(recorder: Recorder, blank: Row) -> Row:
-    """Importing the operators after torch, in new processes, of which the first fills the disk's cache."""
-    _, *seconds = [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)]
-    return replace(blank, **percentiles(seconds, 1)._asdict())
+def _row(config: BenchConfig, seconds: Callable[[Row], list[float]], **columns: Any) -> Iterator[Part]:
+    measured = lambda _, blank: replace(blank, **percentiles(seconds(blank), 1)._asdict())  # noqa: E731
+    return one_row(config, measured, TIMEOUT_S, operator=columns["workload"], **NOTHING, **columns)
 
 
 def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

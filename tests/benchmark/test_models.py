@@ -1,6 +1,5 @@
 """Steps of whole models: which rows there are, and what they are compared with."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_step_is_timed_if_the_small_model_agrees(
     error: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    model = dataclasses.replace(models.GINO, make=small)
+    model = models.GINO._replace(make=small)
     monkeypatch.setitem(models.MODELS, "gino", model)
     monkeypatch.setattr(models, "import_failure", lambda name: None)
     monkeypatch.setattr(models, "disagreement", lambda *_: error)
@@ -72,9 +71,9 @@ def test_another_output_or_gradient_is_a_disagreement():
         network, inputs = small(ours)
         return network, {"input": inputs["input"] * (1.01 if ours else 1.0)}
 
-    of = dataclasses.replace(models.GINO, make=small)
+    of = models.GINO._replace(make=small)
     assert models.disagreement(of, CPU) == 0.0
-    assert models.disagreement(dataclasses.replace(of, make=made), CPU) > 1e-3
+    assert models.disagreement(of._replace(make=made), CPU) > 1e-3
 
 
 @pytest.mark.peers
