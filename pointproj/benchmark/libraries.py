@@ -11,20 +11,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from pointproj.benchmark import peers
 from pointproj.benchmark.config import EXECUTIONS
-from pointproj.benchmark.peers import (
-    ALL_PAIRS,
-    SEARCHES,
-    Contender,
-    Nearest,
-    Pairs,
-    gather_aggregate,
-    padded_pairs,
-)
+from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import HEADS, NETWORK, SUMS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
@@ -74,9 +66,9 @@ def peer(
     operator, modes = _FINDS[finds]
     take = {"find": {finds: function}}
     if finds == "knn":
-        SEARCHES[name] = function
+        peers.SEARCHES[name] = function
         find = lambda asked: Nearest(*function(*asked.points, asked.k))  # noqa: E731
-        take = {"find": {finds: find}, "aggregate": partial(gather_aggregate, name)}
+        take = {"find": {finds: find}, "aggregate": partial(peers.gather_aggregate, name)}
     elif "sums" in finds or finds == "attend":
         take = {"aggregate": function}
     able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
@@ -130,28 +122,29 @@ def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
     return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
 
 
+def _of(path: str) -> Any:
+    """What a library has under this name; it is imported when it is called."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
-    from physicsnemo.nn.functional import knn
-
     with contextlib.suppress(ImportError):
-        import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
-    indices, distances = knn(reference, query, k)
+        importlib.import_module("cuml.neighbors")  # PhysicsNeMo uses it without importing it
+    indices, distances = _of("physicsnemo.nn.functional.knn")(reference, query, k)
     return distances, indices
 
 
 def _physicsnemo_search(asked: Question, **options: Any) -> Any:
-    from physicsnemo.nn.functional import radius_search
-
     query, reference = asked.points
-    return radius_search(reference, query, asked.radius, **options)
+    return _of("physicsnemo.nn.functional.radius_search")(reference, query, asked.radius, **options)
 
 
 def physicsnemo_radius(asked: Question, features: Tensor) -> Tensor:
     """All pairs within the radius, none truncated; weights and sums in torch."""
     pairs = _physicsnemo_search(asked)
-    found = (pairs[0] if isinstance(pairs, tuple) else pairs).long()
-    return _sum_pairs(asked, features, found[0], found[1])
+    return _sum_pairs(asked, features, *(pairs[0] if isinstance(pairs, tuple) else pairs).long())
 
 
 def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
@@ -165,77 +158,48 @@ def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
     return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
 
 
-def _read_pairs(found: tuple[Tensor, ...]) -> Pairs:
-    """Pairs (2, M), and last their distances."""
-    return Pairs(found[0][0].long(), found[0][1].long(), found[-1])
-
-
 def _arrays(*tensors: Tensor) -> list[Any]:
     """The same memory as arrays of CuPy on a GPU, and of numpy elsewhere."""
-    if not tensors[0].is_cuda:
-        return [tensor.detach().numpy() for tensor in tensors]
-    import cupy
-
-    return [cupy.from_dlpack(tensor.detach()) for tensor in tensors]
+    made = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
+    return [made(tensor.detach()) for tensor in tensors]
 
 
-def _tree(
-    module: str, name: str, query: Tensor, reference: Tensor, k: int, **options: Any
-) -> tuple[Tensor, Tensor]:
+def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor]:
     """Build the tree of a library with scipy's interface, and query it on all cores or on the GPU."""
     query, reference = _arrays(query, reference)
-    found = getattr(importlib.import_module(module), name)(reference).query(query, k, **options)
+    found = _of(path)(reference).query(query, k, **options)
     distances, indices = (torch.from_dlpack(part.reshape(-1, k)) for part in found)
     return distances, indices.long()
 
 
 def _tree_padded(tree: Callable, asked: Question) -> tuple[Tensor, Tensor, int]:
-    return *tree(*asked.points, asked.k, distance_upper_bound=asked.radius), len(asked.points[1])
-
-
-def _read_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
     """Distances, indices and N, where an index of N is none."""
-    distances, indices, count = found
-    return padded_pairs(indices, indices < count, distances)
+    return *tree(*asked.points, asked.k, distance_upper_bound=asked.radius), len(asked.points[1])
 
 
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
-    from cuml.neighbors import NearestNeighbors
-
     query, reference = _arrays(query, reference)
-    found = NearestNeighbors(n_neighbors=k, output_type="cupy").fit(reference).kneighbors(query)
-    return tuple(map(torch.from_dlpack, found))
+    made = _of("cuml.neighbors.NearestNeighbors")(n_neighbors=k, output_type="cupy")
+    return tuple(map(torch.from_dlpack, made.fit(reference).kneighbors(query)))
 
 
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
-    import jztree
-    from jax import dlpack
-
+    made = _of("jax.dlpack.from_dlpack")
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
-    queries = None if same else dlpack.from_dlpack(query.detach())
-    points = dlpack.from_dlpack(reference.detach())
-    distances, indices = jztree.knn.knn.jit(points, k, part_query=queries)
+    queries = None if same else made(query.detach())
+    distances, indices = _of("jztree.knn").knn.jit(made(reference.detach()), k, part_query=queries)
     indices.block_until_ready()
     return torch.from_dlpack(distances), torch.from_dlpack(indices)
 
 
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
-    import torchbvh
-
     found = next(able for able in (4, 8, 16) if able >= k)
-    with torchbvh.BVH(reference.detach()) as tree:
+    with _of("torchbvh.BVH")(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
     return squared[..., :k], indices[..., :k]
-
-
-def torchbvh_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
-    """Its exact mode."""
-    import torchbvh
-
-    return torchbvh.fps(asked.points[0], asked.k, mode="exact_bucketed").indices
 
 
 def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -246,54 +210,36 @@ def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
     return points.flatten(0, 1), clouds
 
 
-def torch_cluster_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
+def torch_cluster_farthest(asked: Question) -> Tensor:
     """Every point is compared with each that was chosen."""
-    import torch_cluster
-
     points, size = asked.points[0], asked.points[0].shape[-2]
-    rows = torch_cluster.fps(*_packed(points), ratio=asked.k / size, random_start=False)
+    rows = _of("torch_cluster.fps")(*_packed(points), ratio=asked.k / size, random_start=False)
     return rows.view(*points.shape[:-2], asked.k) % size
 
 
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> tuple[None, Tensor]:
     """One brute-force kernel, without distances."""
-    import torch_cluster
-
     (queries, of_query), (points, of_points) = _packed(query), _packed(reference)
-    rows = torch_cluster.knn(points, queries, k, of_points, of_query)[1]
+    rows = _of("torch_cluster.knn")(points, queries, k, of_points, of_query)[1]
     return None, rows.view(*query.shape[:-1], k) % reference.shape[-2]
 
 
-def _cluster_pairs(asked: Question, most: int) -> Tensor:
-    import torch_cluster
-
+def _cluster_pairs(asked: Question, most: int = MAX_IN_RADIUS) -> Tensor:
+    """One brute-force kernel."""
     query, reference = asked.points
-    return torch_cluster.radius(reference, query, asked.radius, max_num_neighbors=most)
+    return _of("torch_cluster.radius")(reference, query, asked.radius, max_num_neighbors=most)
 
 
-def torch_cluster_radius(asked: Question, features: Tensor) -> Tensor:
-    """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
-    return _sum_pairs(asked, features, *_cluster_pairs(asked, MAX_IN_RADIUS))
-
-
-def _nvalchemi(asked: Question, most: int, *, pairs: bool) -> tuple[Tensor, ...]:
+def _nvalchemi(asked: Question, most: int, *, pairs: bool = False) -> tuple[Tensor, ...]:
     """Its cell list, of one set of points: indices, counts, shifts and distances; or made into pairs."""
-    from nvalchemiops.torch.neighbors import neighbor_list
-
     options = {"method": "cell_list", "max_neighbors": most, "return_neighbor_list": pairs}
-    return neighbor_list(asked.points[0], asked.radius, return_distances=True, **options)
-
-
-def _read_counted(found: tuple[Tensor, ...]) -> Pairs:
-    indices, counts, _, distances = found
-    return padded_pairs(indices, indices < len(indices), distances, counts)
+    search = _of("nvalchemiops.torch.neighbors.neighbor_list")
+    return search(asked.points[0], asked.radius, return_distances=True, **options)
 
 
 def _scipy_pairs(asked: Question) -> Any:
     """The pairs of two trees and their distances as a structured array; without ``workers``."""
-    from scipy.spatial import cKDTree
-
-    trees = [cKDTree(points) for points in _arrays(*asked.points)]
+    trees = [_of("scipy.spatial.cKDTree")(points) for points in _arrays(*asked.points)]
     return trees[0].sparse_distance_matrix(trees[1], asked.radius, output_type="ndarray")
 
 
@@ -305,12 +251,10 @@ def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
 
 def scipy_radius(asked: Question, features: Tensor) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
-    from scipy.sparse import csr_array
-
     found, dtype = _scipy_pairs(asked), features.dtype
     weights = torch.from_numpy(found["v"]).div(-asked.sigma).exp().to(dtype).numpy()
     sizes = [len(points) for points in asked.points]
-    matrix = csr_array((weights, (found["i"], found["j"])), shape=sizes)
+    matrix = _of("scipy.sparse.csr_array")((weights, (found["i"], found["j"])), shape=sizes)
     totals = matrix.sum(1).clip(min=torch.finfo(dtype).tiny)
     return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
 
@@ -334,9 +278,12 @@ ON_GPU = {"brute_force": {"cuda": 1e11}}
 TILED = {"brute_force": {"cuda": 3e11}}
 GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
 FIRST_MET = {"nearest": False}
-OTHERS = {"itself": False}
+# How what is returned is read.
 ROWS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
-BELOW = {"read": _read_below, "returns": "no counts"}
+PAIRS = {"read": lambda found: Pairs(*found[0].long(), found[-1])}
+COUNTED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
+LISTED = {**PAIRS, "itself": False}
+BELOW = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
 SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
 EXACT = "pairs of exact number, for which it waits"
@@ -345,9 +292,10 @@ FIRST_OTHERS = "the first met, not the nearest, without the point itself; period
 ALL_OTHERS = f"{EXACT}, without the point itself; periodic shifts too"
 UNORDERED = "pairs, not in the order of the queries; one core"
 
-CUPYX = partial(_tree, "cupyx.scipy.spatial", "KDTree")
-SCIPY = partial(_tree, "scipy.spatial", "cKDTree", workers=-1)
-PYKDTREE = partial(_tree, "pykdtree.kdtree", "KDTree")
+CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
+SCIPY = partial(_tree, "scipy.spatial.cKDTree", workers=-1)
+PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
+BVH_FARTHEST = lambda q: _of("torchbvh.fps")(q.points[0], q.k, mode="exact_bucketed").indices  # noqa: E731
 
 PEERS: list[Contender] = [
     peer("tutorial torch", "knn_sums", tutorial_knn, **TRACED, bytes_per_pair=16.0),
@@ -357,25 +305,19 @@ PEERS: list[Contender] = [
     peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),
     peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
-    peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, read=_read_pairs),
+    peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, **PAIRS),
     peer("cuML", "knn", cuml_knn, **TILED),
     peer("cupyx KDTree", "knn", CUPYX, **EAGER),
     peer("jz-tree", "knn", jztree_knn, **EAGER),
     peer("torchbvh", "knn", torchbvh_knn, **EAGER, batched=True),
-    peer("torchbvh", "farthest", torchbvh_farthest, batched=True),
+    peer("torchbvh", "farthest", BVH_FARTHEST, batched=True),
     peer("torch-cluster", "farthest", torch_cluster_farthest, batched=True),
     peer("torch-cluster", "knn", torch_cluster_knn, **GPU_ONLY, batched=True),
-    peer("torch-cluster", "sums", torch_cluster_radius, **GPU_ONLY),
+    peer("torch-cluster", "sums", lambda q, f: _sum_pairs(q, f, *_cluster_pairs(q)), **GPU_ONLY),
     peer("torch-cluster", "padded", lambda q: _cluster_pairs(q, q.k), FIRST_ROWS, **ROWS, **FIRST_MET),
     peer("torch-cluster", "csr", lambda q: _cluster_pairs(q, q.most), "pairs; no distances", **ROWS),
-    peer(
-        *("nvalchemiops", "padded", lambda q: _nvalchemi(q, q.k, pairs=False), FIRST_OTHERS),
-        **{"read": _read_counted, **OTHERS, **FIRST_MET},
-    ),
-    peer(
-        *("nvalchemiops", "csr", lambda q: _nvalchemi(q, q.most, pairs=True), ALL_OTHERS),
-        **{"read": _read_pairs, **OTHERS},
-    ),
+    peer("nvalchemiops", "padded", lambda q: _nvalchemi(q, q.k), FIRST_OTHERS, **COUNTED, **FIRST_MET),
+    peer("nvalchemiops", "csr", lambda q: _nvalchemi(q, q.most, pairs=True), ALL_OTHERS, **LISTED),
     peer("scipy cKDTree", "knn", SCIPY),
     peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **BELOW),
     peer("pykdtree", "knn", PYKDTREE),

@@ -125,16 +125,11 @@ def parts(config: BenchConfig, name: str) -> Iterator[Part]:
     for contender, points in model.seconds_on_cpu:
         ours = contender == "pointproj"
         of = {"contender": contender, "package": contender, "kind": "backend" if ours else "peer"}
-        of |= {
-            "workload": name,
-            "operator": "radius",
-            "mode": "step",
-            "queries": points,
-            "references": points,
-        }
+        of |= {"workload": name, "operator": "radius", "mode": "step", **model.columns, "references": points}
+        of.setdefault("queries", points)
         for execution in model.executions:
             measured = partial(_measured, model, ours)
-            yield from one_row(config, measured, LONGEST_S, execution=execution, **of | model.columns)
+            yield from one_row(config, measured, LONGEST_S, execution=execution, **of)
 
 
 def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:
