@@ -19,6 +19,7 @@ from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
+from pointproj.benchmark.timing import measure
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
@@ -47,7 +48,8 @@ def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:
     if backend == "torch":
         raise NoTime(SKIPPED, f"compares all {blank.queries * blank.references:.0e} pairs")
     cloud = LargeCloud(distributed.join(), recorder.device, backend)
-    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, REPETITIONS)
+    timer = partial(measure, repetitions=REPETITIONS)
+    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, timer)
 
 
 class LargeCloud:

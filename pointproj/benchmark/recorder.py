@@ -4,6 +4,7 @@ import gc
 import logging
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +15,8 @@ import torch
 
 from pointproj.benchmark.config import WITH_RMM, BenchConfig
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.results import FAILED, OK, OUT_OF_MINUTES, SKIPPED, WRONG, ResultsFile, Row
-from pointproj.benchmark.timing import measure, measure_host
+from pointproj.benchmark.results import FAILED, OK, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.timing import Timing, measure
 from pointproj.benchmark.workloads import Question
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
@@ -76,11 +77,6 @@ class Limits:
         """Whether the run's minutes are over."""
         return self.seconds > self.config.minutes * 60
 
-    def check_clock(self) -> None:
-        if self.is_over:
-            note = f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured"
-            raise NoTime(SKIPPED, note)
-
     def check_pairs(self, contender: Contender, question: Question) -> None:
         """Whether forming all pairs would take too long, or more memory than the host has.
 
@@ -140,6 +136,7 @@ class Recorder:
         self.limits = Limits(config, device)
         self.rows: list[Row] = []
         self.expected = 0  # rows
+        self.left_out: Counter[str] = Counter()  # rows of each workload
 
     def say(self, text: str) -> None:
         if self.file.writes:
@@ -156,14 +153,16 @@ class Recorder:
         return self.config.started is not None and self.file.holds(blank)
 
     def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
-        """Add the row that ``measured`` makes of ``blank``, unless the file has it of this run.
+        """Add the row that ``measured`` makes of ``blank``, unless the file has it, or the minutes are over.
 
         What it raises becomes a row without a time; after ``longest_s`` it is given up.
         """
         if self.is_measured(blank):
             return
+        if self.limits.is_over:
+            self.left_out[blank.workload] += 1
+            return
         try:
-            self.limits.check_clock()
             with given_up_after(longest_s):
                 row = measured(blank)
         except Exception as reason:
@@ -191,15 +190,12 @@ class Recorder:
         make: Callable[[], Callable[[], Any]],
         error_of: Callable[[Any], float | None],
         allowed: float,
-        repetitions: int | None = None,
-        *,
-        host: bool = False,
+        timer: Callable[..., Timing] = measure,
     ) -> Row:
         """Make a call, check what it returns the first time, and time it; the row.
 
-        ``error_of`` gives the error of a result, None if there is nothing to compare. ``repetitions`` are as
-        in :func:`~pointproj.benchmark.timing.measure`; of ``host`` the host's time to issue the call is
-        asked for. Raises NoTime if the error is not allowed, and whatever the call raises.
+        ``error_of`` gives the error of a result, None if there is nothing to compare. Raises NoTime if the
+        error is not allowed, and whatever the call raises.
         """
         gc.collect()  # what the last call left does not count for the peak
         empty_cache()
@@ -214,10 +210,7 @@ class Recorder:
         del result
         if error is not None:
             check_error(f"{blank.mode} {blank.execution}", error, allowed)
-        if host:
-            timing = measure_host(call, self.device, self.config.budget_s)
-        else:
-            timing = measure(call, self.device, self.config.budget_s, repetitions)
+        timing = timer(call, self.device, self.config.budget_s)
         return replace(blank, **timing._asdict(), peak_mib=peak / MIB, parity_error=error)
 
 

@@ -14,7 +14,6 @@ from pointproj.geometry.files.writing import replacing
 log = logging.getLogger(__name__)
 
 OK, WRONG, FAILED, SKIPPED, MISSING = "ok", "wrong", "failed", "skipped", "missing"
-OUT_OF_MINUTES = "minutes="  # how the note of a row begins that was not measured for want of time
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ class ResultsFile:
     def holds(self, blank: Row) -> bool:
         """Whether this run has measured a row already, before it was cut off and went on."""
         row = self._rows.get(blank.key)
-        again = row is None or row.note.startswith(OUT_OF_MINUTES)
-        return not again and (row.commit, row.date) == (blank.commit, blank.date)
+        return row is not None and (row.commit, row.date) == (blank.commit, blank.date)
 
     def add(self, row: Row) -> None:
         """Keep ``row``, in place of an older one of the same measurement."""

@@ -25,6 +25,7 @@ from pointproj.benchmark.recorder import (
     without_time,
 )
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
+from pointproj.benchmark.timing import measure, measure_host
 from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import machine_columns, slug
@@ -39,18 +40,10 @@ OTHERS = {"interop": interop.parts, "large": large.parts, "start": start.parts, 
 
 
 def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
-    """Measure what a checked config asks for, in the order of :func:`plan`.
+    """Measure what a checked config asks for, in the order of :func:`plan`; the rows in this order.
 
-    Returns
-    -------
-    list of Row
-        In the order in which they were measured. Each is in the CSV file as soon as it is measured, also if
-        Ctrl-C ends the run.
-
-    Raises
-    ------
-    ConfigError, DeviceError, AllocatorUnavailable
-        Before anything is measured.
+    Each is in the CSV file as soon as it is measured, also if Ctrl-C ends the run. Raises ConfigError,
+    DeviceError and AllocatorUnavailable before anything is measured.
     """
     configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
@@ -69,14 +62,13 @@ def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
     recorder.say(f"{machine['device']}, {versions}; results go to {path}")
     parts = plan(config, device.type, in_turns=in_turns)
     recorder.expected = sum(part.rows for part in parts)
-    left_out: Counter[str] = Counter()
     while parts:
         part = parts.pop(0)  # with the last part of a workload its clouds are freed
         if recorder.limits.is_over:
-            left_out[part.workload] += part.rows
+            recorder.left_out[part.workload] += part.rows
         else:
             part.measure(recorder)
-    for name, rows in left_out.items():
+    for name, rows in recorder.left_out.items():
         log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
     counts = Counter(row.status for row in recorder.rows)
     said = ", ".join(f"{count} {status}" for status, count in counts.items())
@@ -171,8 +163,7 @@ class Contest:
             recorder.add(replace(blank, status=MISSING, note=contender.missing))
             return
         blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
-        blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
-        if not blanks:
+        if all(map(recorder.is_measured, blanks)):
             return
         calls = Calls(contender, self.question)
         try:
@@ -213,8 +204,8 @@ class Contest:
                 self.expected.fill_upstream(calls.upstream, checked_only=False)
             return error
 
-        allowed = calls.contender.allowed(mode)
-        return self.recorder.timed(blank, make, error_of, allowed, host=self.workload.host)
+        allowed, timer = calls.contender.allowed(mode), measure_host if self.workload.host else measure
+        return self.recorder.timed(blank, make, error_of, allowed, timer)
 
     def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pointproj.benchmark import results
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.results import MISSING, OK, Row, fastest, read_rows, require_one_run, select
+from pointproj.benchmark.results import MISSING, OK, SKIPPED, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
@@ -271,9 +270,9 @@ def cell(row: Row | None, form: str = "{ms}") -> str:
         return form.format(ms=short(row.p50_ms), s=row.p50_ms / 1e3, mib=row.peak_mib or 0)
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
-    if row.status == results.SKIPPED and row.note.startswith(results.OUT_OF_MINUTES):
+    if row.status == SKIPPED and row.note.startswith("minutes="):
         return "not run"
-    return "too slow" if row.status == results.SKIPPED else row.status
+    return "too slow" if row.status == SKIPPED else row.status
 
 
 def short(ms: float) -> str:
