@@ -58,7 +58,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
     for title, made in _TABLES.items():
         columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
         form = "{s:.1f}" if title.endswith(", seconds") else "{ms}"
-        lines = _table(columns(rows) if callable(columns) else columns, groups(rows), form)
+        lines = lines_of(columns(rows) if callable(columns) else columns, groups(rows), form)
         if len(lines) > 2:  # beside the head
             filled.append(f"{title}:\n\n" + "\n".join(lines))
     if not filled:
@@ -78,7 +78,7 @@ def _device(rows: list[Row]) -> Iterator[str]:
         yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
 
-def _table(columns: Columns, groups: Groups, form: str, corner: str = "") -> list[str]:
+def lines_of(columns: Columns, groups: Groups, form: str, corner: str = "") -> list[str]:
     """A line for each (label, rows) of the groups, without those that have no cell."""
     forms = dict.fromkeys(columns, form) | {of: "{mib:,.0f}" for of in columns if of.endswith("MiB")}
     forms[PEAK] = "{mib:,.0f} MiB"
@@ -89,7 +89,7 @@ def _table(columns: Columns, groups: Groups, form: str, corner: str = "") -> lis
     return markdown(corner, [*columns], [line for line in lines if any(line[1:])])
 
 
-def _by_contender(rows: list[Row]) -> Groups:
+def by_contender(rows: list[Row]) -> Groups:
     """The rows of each contender: backends first and in bold."""
     rows = sorted(rows, key=lambda row: row.kind)
     ours = {row.contender for row in rows if row.kind == "backend"}
@@ -98,7 +98,7 @@ def _by_contender(rows: list[Row]) -> Groups:
 
 
 def _by_execution(rows: list[Row]) -> Groups:
-    for label, of in _by_contender(rows):
+    for label, of in by_contender(rows):
         for execution in ("captured", "compiled", "eager"):
             yield f"{label}, {execution}", select(of, execution=execution)
 
@@ -196,11 +196,11 @@ _TABLES: dict[str, Any] = {
     "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": _attend,
     "Farthest points, milliseconds": (
         partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", further="k"),
-        lambda rows: _by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
+        lambda rows: by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
     ),
     "Time that the host takes to issue an eager call, milliseconds": (
         _both(_HOSTS, ": ", _each("mode", _HOST_MODES)),
-        _by_contender,
+        by_contender,
     ),
     "Batches: forward with the features' gradient, milliseconds": _both(
         _each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})
@@ -212,22 +212,22 @@ _TABLES: dict[str, Any] = {
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
         _each("mode", _LARGE, workload="large")
         | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
-        _by_contender,
+        by_contender,
     ),
     "A training step of whole models, with their library's search and with ours, milliseconds": partial(
         _found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points"
     ),
     "From the start of a training run to the end of its first step, and of the run, seconds": (
         _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
-        _by_contender,
+        by_contender,
     ),
     "A Warp kernel on new tensors that require a gradient, milliseconds": (
         partial(_found, {"interop": ""}, "{size} elements"),
-        _by_contender,
+        by_contender,
     ),
     "`from pointproj import knn` in a new process, after `import torch`": (
         {"ms": {"workload": "import"}},
-        _by_contender,
+        by_contender,
     ),
 }
 _README = _both(
@@ -251,7 +251,7 @@ def readme_table(rows: list[Row]) -> str:
     """The table and a sentence about its run."""
     steps, run = select(rows, mode="step"), rows[-1]
     groups = [(said, select(steps, contender=name)) for name, said in README_LINES.items()]
-    lines = _table(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
+    lines = lines_of(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
     versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
     return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])
 
