@@ -163,7 +163,8 @@ class Contest:
             recorder.add(replace(blank, status=MISSING, note=contender.missing))
             return
         blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
-        if all(map(recorder.is_measured, blanks)):
+        blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
+        if not blanks:
             return
         calls = Calls(contender, self.question)
         try:
