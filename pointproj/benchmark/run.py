@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pointproj.benchmark import interop, large, models, start
+from pointproj.benchmark import large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import SLOW, Entry, backend_names, entries, executions, peer_names
@@ -36,7 +36,7 @@ from pointproj.runtime.memory import configure_allocator
 log = logging.getLogger(__name__)
 
 WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
-OTHERS = {"interop": interop.parts, "large": large.parts, "start": start.parts, "import": start.import_parts}
+OTHERS = {"large": large.parts, "start": start.parts, "import": start.import_parts}
 
 
 def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:

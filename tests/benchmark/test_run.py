@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pointproj import knn
-from pointproj.benchmark import interop, libraries, start
+from pointproj.benchmark import libraries, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_contender, entries, missing_backend
@@ -145,15 +145,15 @@ class TestRun:
         assert len(measure_small(monkeypatch, bench_config(tmp_path, **only), KNN)) == 3
 
     def test_workloads_are_measured_in_the_order_asked_for(self, tmp_path: Path):
-        few = {"peers": [], "elements": 9, "sizes": [200], "modes": ["launch", "knn"], "backends": ["torch"]}
-        for order in (["interop", "scaling"], ["scaling", "interop"]):
+        few = {"peers": [], "sizes": [200], "modes": ["aggregate", "knn"], "backends": ["torch"]}
+        for order in (["host", "scaling"], ["scaling", "host"]):
             rows = run(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
             assert list(dict.fromkeys(row.workload.partition("_")[0] for row in rows)) == order
 
     def test_what_the_minutes_do_not_hold_is_left_out(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-        assert run(bench_config(tmp_path, workloads=["import", "interop"], minutes=1e-9)) == []
+        assert run(bench_config(tmp_path, workloads=["import", "start"], minutes=1e-9)) == []
         left_out = [message.partition(": ")[2] for message in caplog.messages]
-        assert left_out == ["1 rows of import are left out", "3 rows of interop are left out"]
+        assert left_out == ["1 rows of import are left out", "6 rows of start are left out"]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(start, "IMPORTS", 3)
@@ -167,11 +167,6 @@ class TestRun:
         (only,) = run(bench_config(tmp_path, workloads=["import"]))
         assert (only.status, only.p50_ms) == ("failed", None)
         assert "the process failed: ModuleNotFoundError: No module named 'no_such_package'" in only.note
-
-    def test_fresh_tensors_are_handed_to_warp(self, tmp_path: Path):
-        rows = run(bench_config(tmp_path, workloads=["interop"], elements=1000))
-        assert [(r.contender, r.status) for r in rows] == [(name, OK) for name in interop.CALLS]
-        assert all(r.parity_error < 1e-6 for r in rows)
 
 
 class TestCalls:
