@@ -146,25 +146,21 @@ def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> Pairs:
 def _executions(
     contender: Contender, config: BenchConfig, workload: Workload, mode: str, device_type: str
 ) -> Iterator[str]:
-    able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
-    looked_into = contender.kind == "backend" or mode in NETWORK or workload.operator == "attend"
-    if mode in NOT_COMPILED or not looked_into:
-        able -= {"compiled"}  # of a library's search only the network around it gains anything
-    if config.execution is None:
-        able &= {*_worth_a_row(contender, workload, mode, device_type)}
-    return (execution for execution in executions(config, device_type) if execution in able)
-
-
-def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_type: str) -> tuple[str, ...]:
-    """Executions that say what no other row says; the others are measured only if the config names them.
+    """Those that can be measured; unless the config names some, those that say what no other row says.
 
     Where most of the time is the device's, or the call waits for it, a compiled or captured call takes as
     long as an eager one; of networks the tutorial shows both.
     """
-    slow = contender.kind == "backend" and device_type in contender.brute_force
-    if slow and (mode == "gradients" or workload.name == "host_w1"):
-        return ()
-    if contender.kind == "peer" or "captured" not in contender.executions:
-        both = workload.executions == EXECUTIONS and mode in NETWORK
-        return EXECUTIONS[:2] if both or workload.operator == "attend" else EXECUTIONS[:1]
-    return EXECUTIONS[:1] if slow else workload.fewer.get(mode, workload.executions)
+    able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+    ours, attends = contender.kind == "backend", workload.operator == "attend"
+    if mode in NOT_COMPILED or not (ours or attends or mode in NETWORK):
+        able -= {"compiled"}  # of a library's search only the network around it gains anything
+    if config.execution is None:
+        worth = workload.fewer.get(mode, workload.executions)
+        if ours and device_type in contender.brute_force:
+            worth = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
+        elif not ours or "captured" not in contender.executions:
+            both = attends or (workload.executions == EXECUTIONS and mode in NETWORK)
+            worth = EXECUTIONS[:2] if both else EXECUTIONS[:1]
+        able &= {*worth}
+    return (execution for execution in executions(config, device_type) if execution in able)

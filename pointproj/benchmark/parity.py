@@ -119,15 +119,18 @@ class Expected:
             return WRONG
         if most is not None:
             fewest, largest = fewest.clamp(max=most), largest.clamp(max=most)
-        repeated = len(index) - len((row * exact.shape[1] + index).unique())
-        if repeated or _outside(row.bincount(minlength=len(rows)), fewest, largest):
-            return WRONG
+        taken = torch.zeros_like(exact, dtype=torch.bool)
+        taken[row, index] = True
         got = exact[row, index]
+        if int(taken.sum()) < len(got) or _outside(taken.sum(1), fewest, largest):
+            return WRONG
         errors = [(got - radius).clamp(min=0.0)]
         if found.distances is not None:
             errors.append((found.distances[checked].double() - got).abs())
         if contender.nearest and most is not None:
-            errors.append(_from_nearest(row, got, exact.topk(most, largest=False).values))
+            chosen = exact.where(taken, torch.inf).topk(most, largest=False).values
+            nearest = exact.topk(most, largest=False).values
+            errors.append((chosen - nearest).abs()[chosen.isfinite()])
         worst = torch.cat(errors) / radius
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
@@ -173,14 +176,13 @@ class Expected:
             expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
         return relative_error(prediction[:, rows], expected.squeeze(-1))
 
-    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> Tensor:
+    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
         rows = upstream.view(-1, upstream.shape[-1])
         if checked_only:
             rows.zero_()[self.checked] = self._numbers[self.checked]
         else:
             rows.copy_(self._numbers)
-        return upstream
 
     @cached_property
     def _numbers(self) -> Tensor:
@@ -243,12 +245,3 @@ def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
 
 def _outside(counts: Tensor, fewest: Tensor, largest: Tensor) -> bool:
     return bool(((counts < fewest) | (counts > largest)).any())
-
-
-def _from_nearest(row: Tensor, got: Tensor, kth: Tensor) -> Tensor:
-    """How far each distance is from that of as near a neighbour; rows in ascending order."""
-    by_distance = got.argsort()
-    order = by_distance[row[by_distance].argsort(stable=True)]
-    row, got = row[order], got[order]
-    starts = torch.searchsorted(row, row)
-    return (got - kth[row, torch.arange(len(row), device=row.device) - starts]).abs()

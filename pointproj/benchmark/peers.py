@@ -88,15 +88,14 @@ class Contender:
     def network(self, asked: Question) -> nn.Module:
         """A projector, of other libraries its MLPs around their aggregation."""
         of = {"kind": "knn" if asked.radius is None else "radius", "k": asked.k, "radius": asked.radius}
-        backend = self.name if self.kind == "backend" else "torch"
-        projector = Projector(**of, sigma=asked.sigma, hidden_channels=HIDDEN, backend=backend)
-        if self.kind == "backend":
-            return projector
+        ours = self.kind == "backend"
+        of |= {"sigma": asked.sigma, "hidden_channels": HIDDEN, "backend": self.name if ours else "torch"}
+        projector = Projector(**of)
 
         def aggregate(*tensors: Tensor) -> Tensor:
-            return self.aggregate(Question(Problem(*tensors), asked.k, asked.radius, asked.sigma), tensors[2])
+            return self.aggregate(asked._replace(problem=Problem(*tensors)), tensors[2])
 
-        return PeerNetwork(projector, aggregate)
+        return projector if ours else PeerNetwork(projector, aggregate)
 
 
 class PeerNetwork(nn.Module):
@@ -119,15 +118,13 @@ class PeerNetwork(nn.Module):
 def import_failure(module: str) -> str | None:
     """None if a module can be imported, else one line with the reason."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
-    failure = None
     for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:
             importlib.import_module(module)
-        except Exception as error:  # broken installations raise all sorts
-            failure = error
-        else:
             return None
-    return f"{module} cannot be imported: {first_line(failure)}"
+        except Exception as error:  # broken installations raise all sorts
+            failure = f"{module} cannot be imported: {first_line(error)}"
+    return failure
 
 
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
