@@ -83,16 +83,15 @@ class LargeCloud:
         """The call to time: ``aggregate`` gives the values, ``operator`` the gradient of the features too."""
         cloud = self.query_points, self.reference_points
         module, division = (pointproj, {}) if self.slabs is None else (sharded, {"slabs": self.slabs})
+        features = self.features if mode == "operator" else self.features.detach()
         settings = {"sigma": SIGMA, "backend": self.backend, **division}
 
-        def aggregate() -> tuple[Tensor]:
-            return (module.radius_aggregate(*cloud, self.features.detach(), self.radius, **settings),)
+        def call() -> tuple[Tensor, ...]:
+            values = module.radius_aggregate(*cloud, features, self.radius, **settings)
+            gradient = torch.autograd.grad(values, features, self.upstream) if features.requires_grad else ()
+            return values.detach(), *gradient
 
-        def operator() -> tuple[Tensor, Tensor]:
-            values = module.radius_aggregate(*cloud, self.features, self.radius, **settings)
-            return values.detach(), *torch.autograd.grad(values, self.features, self.upstream)
-
-        return {"aggregate": aggregate, "operator": operator}[mode]
+        return call
 
     def error(self, result: tuple[Tensor, ...]) -> float:
         """Largest relative error, in norm, of values and gradient in any process."""

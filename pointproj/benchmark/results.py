@@ -153,8 +153,7 @@ def read_rows(path: Path | str) -> list[Row]:
                 f"{path}: expected the columns {', '.join(COLUMNS)}; got "
                 f"{', '.join(reader.fieldnames or ['none'])}. Move the file away, or name another one."
             )
-        return [Row(**{name: _read(COLUMNS[name], value) for name, value in line.items()}) for line in reader]
-
-
-def _read(kind: type, value: str) -> object:
-    return kind(value) if value or kind is str else None
+        return [
+            Row(**{name: of(line[name]) if line[name] or of is str else None for name, of in COLUMNS.items()})
+            for line in reader
+        ]

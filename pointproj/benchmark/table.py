@@ -134,10 +134,9 @@ def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str
 
 def _scaling(rows: list[Row]) -> Columns:
     """All sizes of uniform points, the largest of the others, and the batch."""
-    names = SCALING | {"scaling_batch": "16 of"}
     largest = {row.workload: row.references for row in sorted(rows, key=lambda row: row.references)}
     shown = [r for r in rows if r.workload == "scaling_uniform" or r.references == largest[r.workload]]
-    return _found(names, "{name} {size}", shown)
+    return _found(SCALING | {"scaling_batch": "16 of"}, "{name} {size}", shown)
 
 
 def _attend(rows: list[Row]) -> Columns:
