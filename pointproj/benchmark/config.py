@@ -52,10 +52,7 @@ def register_schema() -> None:
 def to_bench_config(composed: Any) -> BenchConfig:
     """Turn what Hydra composed into a checked :class:`BenchConfig`.
 
-    Raises
-    ------
-    ConfigError
-        With every wrong value, what was expected, and what looks like it.
+    Raises ConfigError with every wrong value, what was expected, and what looks like it.
     """
     config = OmegaConf.to_object(composed)
     problems = [*_problems(config)]

@@ -1,12 +1,8 @@
 """The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
 
-GINO (neuraloperator, its defaults) searches for the neighbours of 32^3 grid points among points on a surface,
-and the other way round, and puts a network between each pair; the library's own search forms all pairs, and
-its sums are a loop over the queries. A step of GeoTransolver (PhysicsNeMo) with local features of six scales
-makes twelve ball queries of 32 neighbours among the points themselves; the library's search takes the first
-that it finds, ours the nearest ones.
-
-A step is the forward, the mean square of the output, the backward, and SGD, which holds no state.
+The library's search of GINO forms all pairs, and its sums are a loop over the queries; that of GeoTransolver
+takes the first neighbours that it finds, ours the nearest ones. A step is the forward, the mean square of the
+output, the backward, and SGD, which holds no state.
 """
 
 from collections.abc import Callable, Iterator

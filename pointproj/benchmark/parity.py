@@ -40,10 +40,7 @@ class Expected:
         self._sums = cache(self._attention if workload.operator == "attend" else self._by_reference)
 
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
-        """The error of what a call of this mode returned; None of an index, which its searches show.
-
-        Where ``calls`` have an upstream gradient, it is that of :meth:`fill_upstream`.
-        """
+        """The error of what a call of this mode returned; None of an index, which its searches show."""
         contender = calls.contender
         if mode == "build":
             return None

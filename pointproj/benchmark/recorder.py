@@ -78,10 +78,7 @@ class Limits:
         return self.seconds > self.config.minutes * 60
 
     def check_pairs(self, contender: Contender, question: Question) -> None:
-        """Whether forming all pairs would take too long, or more memory than the host has.
-
-        On a GPU running out of memory is safe, so it is tried there.
-        """
+        """Whether forming all pairs would take too long, or more memory than the host has (a GPU tells)."""
         if self.device.type == "cpu" and contender.bytes_per_pair:
             needed, free = contender.bytes_per_pair * question.pairs / GIB, free_bytes("cpu") / GIB
             if needed > free:
@@ -175,7 +172,7 @@ class Recorder:
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
-        line = f"{count:>10} {seconds:>6} {row.contender:16} {row.mode:16} {row.execution:9}"
+        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.contender:16} {row.mode:16} {row.execution:9}"
         if row.status == OK:
             line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
             line += "" if row.peak_mib is None else f" {row.peak_mib:9.1f} MiB"

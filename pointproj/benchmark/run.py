@@ -114,6 +114,7 @@ def _measure(
     workload: Workload, entry: Entry, contest_of: Callable[[Recorder], "Contest"], recorder: Recorder
 ) -> None:
     """Measure the rows of an entry; without clouds, a row says why."""
+    gc.collect()  # the clouds of the last workload
     try:
         contest = contest_of(recorder)
     except Exception as reason:
@@ -122,9 +123,7 @@ def _measure(
         numbers = {"mode": mode, "execution": execution, "queries": 0, "references": 0}
         recorder.add(without_time(recorder.blank(**given, **numbers), reason))
         return
-    # Each row begins with a collection; looking at all objects of the libraries takes half a second.
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # each row begins with a collection, and all objects of the libraries take half a second
     try:
         contest.measure(entry)
         torch.compiler.reset()  # its limit of versions of one function is for a whole process
