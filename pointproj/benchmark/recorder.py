@@ -172,7 +172,8 @@ class Recorder:
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
-        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.contender:16} {row.mode:16} {row.execution:9}"
+        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.contender:16} "
+        line += f"{row.mode:16} {row.execution:9}"
         if row.status == OK:
             line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
             line += "" if row.peak_mib is None else f" {row.peak_mib:9.1f} MiB"
