@@ -4,23 +4,14 @@ python -m pointproj benchmark-compare BEFORE.csv AFTER.csv
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import NamedTuple
 
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
 from pointproj.benchmark.table import markdown
 
 ALLOWED = 1.03  # a row with a larger ratio is slower
-
-
-class Pair(NamedTuple):
-    """One measurement in both files; above 1, the ratio of its medians says that it became slower."""
-
-    before: Row
-    after: Row
-    ratio: float
 
 
 def report(before: list[Row], after: list[Row]) -> str:
@@ -31,44 +22,37 @@ def report(before: list[Row], after: list[Row]) -> str:
     require_one_run(before)
     require_one_run(after)
     old, new = ({row.measurement: row for row in select(rows, status=OK)} for rows in (before, after))
-    pairs = [Pair(row, new[key], new[key].p50_ms / row.p50_ms) for key, row in old.items() if key in new]
-    if not pairs:
+    ratios = {key: new[key].p50_ms / row.p50_ms for key, row in old.items() if key in new}
+    if not ratios:
         raise ValueError(
             f"expected rows with a time in both files; of {len(old)} before and {len(new)} after none is the "
             "same measurement. Run bench.py with the same arguments for both."
         )
-    lost = [row for key, row in old.items() if key not in new]
+    rows = []
+    for key in sorted(ratios, key=lambda key: -ratios[key]):
+        times = f"{old[key].p50_ms:.4g}", f"{new[key].p50_ms:.4g}", f"{ratios[key]:.3f}"
+        rows.append([_name(old[key]), *times, "slower" if ratios[key] > ALLOWED else ""])
     newest = {"Before": before[-1], "After": after[-1]}
-    heads = [f"{when}: {row.device}, commit {row.commit}, {row.date}\n" for when, row in newest.items()]
-    return "\n".join([*heads, *_summary(pairs), "", *_rows(pairs), *_lost(lost, after)])
+    lines = [f"{when}: {row.device}, commit {row.commit}, {row.date}\n" for when, row in newest.items()]
+    lines += [*_summary({old[key]: ratio for key, ratio in ratios.items()}), ""]
+    lines += markdown("row", ["before, ms", "after, ms", "ratio", ""], rows)
+    if lost := [row for key, row in old.items() if key not in new]:
+        reasons = {row.measurement: f"{row.status}: {row.note}" for row in after}
+        lines.append("\nTimed before, but not after:\n")
+        lines += (f"- {_name(row)} ({reasons.get(row.measurement, 'no such row')})" for row in lost)
+    return "\n".join(lines)
 
 
-def _summary(pairs: list[Pair]) -> list[str]:
+def _summary(ratios: dict[Row, float]) -> list[str]:
     groups: dict[str, list[float]] = {}
-    for pair in sorted(pairs, key=lambda pair: (pair.before.workload, pair.before.contender)):
-        groups.setdefault(f"{pair.before.workload}, {pair.before.contender}", []).append(pair.ratio)
-    groups["all"] = [pair.ratio for pair in pairs]
+    for row in sorted(ratios, key=lambda row: (row.workload, row.contender)):
+        groups.setdefault(f"{row.workload}, {row.contender}", []).append(ratios[row])
+    groups["all"] = [*ratios.values()]
     lines = []
-    for name, ratios in groups.items():
-        slower = sum(ratio > ALLOWED for ratio in ratios)
-        means = f"{geometric_mean(ratios):.3f}", f"{max(ratios):.3f}"
-        lines.append([name, f"{len(ratios)}", *means, f"{slower}"])
+    for name, of in groups.items():
+        slower = sum(ratio > ALLOWED for ratio in of)
+        lines.append([name, f"{len(of)}", f"{geometric_mean(of):.3f}", f"{max(of):.3f}", f"{slower}"])
     return markdown("after / before", ["rows", "geometric mean", "worst", "slower by more than 3%"], lines)
-
-
-def _rows(pairs: list[Pair]) -> list[str]:
-    lines = []
-    for pair in sorted(pairs, key=lambda pair: -pair.ratio):
-        times = f"{pair.before.p50_ms:.4g}", f"{pair.after.p50_ms:.4g}", f"{pair.ratio:.3f}"
-        lines.append([_name(pair.before), *times, "slower" if pair.ratio > ALLOWED else ""])
-    return markdown("row", ["before, ms", "after, ms", "ratio", ""], lines)
-
-
-def _lost(lost: list[Row], after: list[Row]) -> Iterator[str]:
-    reasons = {row.measurement: f"{row.status}: {row.note}" for row in after}
-    if lost:
-        yield "\nTimed before, but not after:\n"
-    yield from (f"- {_name(row)} ({reasons.get(row.measurement, 'no such row')})" for row in lost)
 
 
 def _name(row: Row) -> str:

@@ -10,13 +10,13 @@ from omegaconf import OmegaConf
 
 from pointproj.config import ConfigError, nearest
 
-WORKLOADS = (  # first those that README and the pictures show; of the others, what takes long comes last
+WORKLOADS = (  # first those that README shows; of the others, what takes long comes last
     *("w1", "w2", "w2_wide", "scaling", "lists", "attend", "large"),
-    *("host", "batches", "interop", "import", "farthest", "gino", "geotransolver", "start"),
+    *("host", "batches", "import", "farthest", "gino", "geotransolver", "start"),
 )
 OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")
 OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
-MODES = (*OF_OPERATORS, *OF_LISTS, "farthest", "launch", "import", "first_step", "whole")
+MODES = (*OF_OPERATORS, *OF_LISTS, "farthest", "import", "first_step", "whole")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")
@@ -37,7 +37,6 @@ class BenchConfig:
     sizes: list[int] | None = (
         None  # of scaling, lists, attend; null: 10^4 to 10^8 (CPU: 10^6), 10^5, 10^5 and 10^6
     )
-    elements: int | None = None  # of the interop workload; null: 3 * 10^8 (CPU: 10^7)
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
     minutes: float = 8.0  # after this long the rest is left out
@@ -53,10 +52,7 @@ def register_schema() -> None:
 def to_bench_config(composed: Any) -> BenchConfig:
     """Turn what Hydra composed into a checked :class:`BenchConfig`.
 
-    Raises
-    ------
-    ConfigError
-        With every wrong value, what was expected, and what looks like it.
+    Raises ConfigError with every wrong value, what was expected, and what looks like it.
     """
     config = OmegaConf.to_object(composed)
     problems = [*_problems(config)]
@@ -86,8 +82,6 @@ def _problems(config: BenchConfig) -> Iterator[str]:
     for size in config.sizes or ():
         if size < 100:
             yield f"sizes: expected whole numbers of at least 100 points, got {size}"
-    if config.elements is not None and config.elements < 1:
-        yield f"elements={config.elements}: expected a whole number of at least 1"
     for key in ("budget_s", "slowest_call_s", "minutes"):
         value = getattr(config, key)
         if not 0 < value < math.inf:

@@ -1,6 +1,6 @@
 """Who is measured in a workload, in which modes and executions: our backends, and the table of libraries."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,25 +10,21 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark import libraries
 from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, padded_pairs
+from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
 NOT_COMPILED = ("build", "search")
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
+SLOW = (("scaling_clustered", "warp"), ("scaling_clustered", "cuml"))  # minutes on a GPU: these go last
 
 
 class Entry(NamedTuple):
-    """One contender on one workload, and what to measure."""
+    """One contender on one workload, and what to measure: (mode, execution) of each row."""
 
     contender: Contender
-    measurements: tuple[tuple[str, str], ...]  # (mode, execution)
-
-    @property
-    def rows(self) -> int:
-        """Rows of results that this makes."""
-        return 1 if self.contender.missing else len(self.measurements)
+    measurements: tuple[tuple[str, str], ...]
 
 
 def backend_names(asked_for: list[str] | None, operator: str | None = None) -> list[str]:
@@ -39,14 +35,13 @@ def backend_names(asked_for: list[str] | None, operator: str | None = None) -> l
 
 def peer_names(asked_for: list[str] | None) -> list[str]:
     """The peers to measure, all of None; ConfigError of a wrong name."""
-    return _chosen("peers", asked_for, [peer.name for peer in libraries.PEERS])
+    return _chosen("peers", asked_for, dict.fromkeys(peer.name for peer in libraries.PEERS))
 
 
-def _chosen(key: str, asked_for: list[str] | None, known: Sequence[str]) -> list[str]:
-    known = tuple(dict.fromkeys(known))
-    if problems := [*unknown(key, asked_for or (), known)]:
+def _chosen(key: str, asked_for: list[str] | None, known: Iterable[str]) -> list[str]:
+    if problems := [*unknown(key, asked_for or (), tuple(known))]:
         raise ConfigError("\n".join(problems))
-    return list(known if asked_for is None else asked_for)
+    return [*known] if asked_for is None else asked_for
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
@@ -71,7 +66,12 @@ def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterat
     """All contenders of a workload, also those that cannot run on this device; :data:`FIRST` first."""
     made = [*_contenders(config, workload, device_type)]
     for contender in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
-        measurements = tuple(_measurements(contender, config, workload, device_type))
+        measurements = tuple(
+            (mode, execution)
+            for mode in workload.modes
+            if mode in contender.modes and mode in config.modes
+            for execution in _executions(contender, config, workload, mode, device_type)
+        )
         if measurements:
             yield Entry(contender, measurements)
 
@@ -89,7 +89,7 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
             yield replace(peer, missing=peer.not_installed())
     if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:  # the same over lists from every backend
         finder = "auto" if config.backends is None else next((n for n in chosen if n != "torch"), "torch")
-        given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": ()}
+        given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": {}}
         yield replace(backend_contender(finder, workload), **given)
 
 
@@ -130,7 +130,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         executions=EXECUTIONS[:2] if name != "auto" and load(name).WAITS else EXECUTIONS,
         find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
         aggregate=aggregate,
-        brute_force=("cpu", "cuda") if brute_force else (),
+        brute_force=ALL_PAIRS if brute_force else {},
         read=_read,
     )
 
@@ -143,30 +143,24 @@ def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> Pairs:
     return Pairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
 
 
-def _measurements(
-    contender: Contender, config: BenchConfig, workload: Workload, device_type: str
-) -> Iterator[tuple[str, str]]:
-    for mode in workload.modes:
-        if mode in contender.modes and mode in config.modes:
-            able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
-            looked_into = contender.kind == "backend" or mode in NETWORK or workload.operator == "attend"
-            if mode in NOT_COMPILED or not looked_into:
-                able -= {"compiled"}  # of a library's search only the network around it gains anything
-            if config.execution is None:
-                able &= {*_worth_a_row(contender, workload, mode, device_type)}
-            yield from ((mode, of) for of in executions(config, device_type) if of in able)
-
-
-def _worth_a_row(contender: Contender, workload: Workload, mode: str, device_type: str) -> tuple[str, ...]:
-    """Executions that say what no other row says; the others are measured only if the config names them.
+def _executions(
+    contender: Contender, config: BenchConfig, workload: Workload, mode: str, device_type: str
+) -> Iterator[str]:
+    """Those that can be measured; unless the config names some, those that say what no other row says.
 
     Where most of the time is the device's, or the call waits for it, a compiled or captured call takes as
     long as an eager one; of networks the tutorial shows both.
     """
-    slow = contender.kind == "backend" and device_type in contender.brute_force
-    if slow and (mode == "gradients" or workload.name == "host_w1"):
-        return ()
-    if contender.kind == "peer" or "captured" not in contender.executions:
-        both = workload.executions == EXECUTIONS and mode in NETWORK
-        return EXECUTIONS[:2] if both or workload.operator == "attend" else EXECUTIONS[:1]
-    return EXECUTIONS[:1] if slow else workload.fewer.get(mode, workload.executions)
+    able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+    ours, attends = contender.kind == "backend", workload.operator == "attend"
+    if mode in NOT_COMPILED or not (ours or attends or mode in NETWORK):
+        able -= {"compiled"}  # of a library's search only the network around it gains anything
+    if config.execution is None:
+        worth = workload.fewer.get(mode, workload.executions)
+        if ours and device_type in contender.brute_force:
+            worth = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
+        elif not ours or "captured" not in contender.executions:
+            both = attends or (workload.executions == EXECUTIONS and mode in NETWORK)
+            worth = EXECUTIONS[:2] if both else EXECUTIONS[:1]
+        able &= {*worth}
+    return (execution for execution in executions(config, device_type) if execution in able)

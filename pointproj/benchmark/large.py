@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig
+from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
+from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
+from pointproj.benchmark.timing import measure
 from pointproj.ops import reference, sharded
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
@@ -28,20 +30,16 @@ NEIGHBORS = 32  # on average within the radius
 SIGMA = 1e-3  # of the order of the radius
 CHECKED = 8  # queries per process that are compared with the reference
 REPETITIONS = 5  # the same in every process: each call is made by all of them
-MODES = ("aggregate", "operator")
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row; all processes of torchrun measure it together."""
-    if "large" not in config.workloads or "eager" not in (config.execution or EXECUTIONS):
-        return
     references, queries = SIZES[device_type]
     of_all = {"workload": "large", "operator": "radius", "channels": CHANNELS}
     of_all |= {"queries": queries, "references": references, "radius": radius_for(references)}
     for name in backend_names(config.backends, "radius"):
-        for mode in MODES:
-            if mode in config.modes:
-                yield one_row(of_all | {"contender": name, "mode": mode}, partial(_measured, name))
+        for mode in ("aggregate", "operator"):
+            yield from one_row(config, partial(_measured, name), contender=name, mode=mode, **of_all)
 
 
 def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:
@@ -50,7 +48,8 @@ def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:
     if backend == "torch":
         raise NoTime(SKIPPED, f"compares all {blank.queries * blank.references:.0e} pairs")
     cloud = LargeCloud(distributed.join(), recorder.device, backend)
-    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, REPETITIONS)
+    timer = partial(measure, repetitions=REPETITIONS)
+    return recorder.timed(blank, partial(cloud.call, blank.mode), cloud.error, OURS, timer)
 
 
 class LargeCloud:
@@ -84,28 +83,27 @@ class LargeCloud:
         """The call to time: ``aggregate`` gives the values, ``operator`` the gradient of the features too."""
         cloud = self.query_points, self.reference_points
         module, division = (pointproj, {}) if self.slabs is None else (sharded, {"slabs": self.slabs})
+        features = self.features if mode == "operator" else self.features.detach()
         settings = {"sigma": SIGMA, "backend": self.backend, **division}
 
-        def aggregate() -> tuple[Tensor]:
-            return (module.radius_aggregate(*cloud, self.features.detach(), self.radius, **settings),)
+        def call() -> tuple[Tensor, ...]:
+            values = module.radius_aggregate(*cloud, features, self.radius, **settings)
+            gradient = torch.autograd.grad(values, features, self.upstream) if features.requires_grad else ()
+            return values.detach(), *gradient
 
-        def operator() -> tuple[Tensor, Tensor]:
-            values = module.radius_aggregate(*cloud, self.features, self.radius, **settings)
-            return values.detach(), *torch.autograd.grad(values, self.features, self.upstream)
-
-        return {"aggregate": aggregate, "operator": operator}[mode]
+        return call
 
     def error(self, result: tuple[Tensor, ...]) -> float:
         """Largest relative error, in norm, of values and gradient in any process."""
         values, gradient, rows = self._by_reference()
-        errors = [_relative(result[0][self.checked], values)]
+        errors = [relative_error(result[0][self.checked], values)]
         if len(result) > 1:
-            errors.append(_relative(result[1][rows], gradient))
-            outside = _norm(result[1]) ** 2 - _norm(result[1][rows]) ** 2
-            errors.append(max(outside, 0.0) ** 0.5 / max(_norm(gradient), 1e-30))
+            errors.append(relative_error(result[1][rows], gradient))
+            result[1][rows] = 0.0  # elsewhere it is 0 already
+            outside = result[1].norm() / gradient.norm().clamp(min=1e-30)
+            errors.append(outside.nan_to_num(nan=math.inf).item())
             self.upstream.copy_(self._upstream)  # from now on every query counts
-        worst = max(math.inf if error != error else error for error in errors)
-        return max(self.processes.gather(worst))
+        return max(self.processes.gather(max(errors)))
 
     def _by_reference(self) -> tuple[Tensor, Tensor, Tensor]:
         """Values of the queries checked here; the features' gradient near all checked queries; its rows."""
@@ -133,13 +131,3 @@ class LargeCloud:
 def radius_for(references: int) -> float:
     """The radius within which a uniform cloud in the unit cube has about :data:`NEIGHBORS` points."""
     return float(f"{(NEIGHBORS / (references * 4 / 3 * math.pi)) ** (1 / 3):.3g}")
-
-
-def _relative(got: Tensor, expected: Tensor) -> float:
-    return _norm(got - expected) / max(_norm(expected), 1e-30)
-
-
-def _norm(tensor: Tensor) -> float:
-    """The norm in fp64, part by part: a copy of a whole gradient might not fit."""
-    parts = torch.stack([part.double().square().sum() for part in tensor.detach().split(2**22)])
-    return parts.sum().sqrt().item()

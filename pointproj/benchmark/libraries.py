@@ -1,28 +1,82 @@
-"""The peers: one small function for each library and what it finds, and the table of them.
+"""The peers: what each library finds in one small function, and the table of them.
 
-Adding a peer means adding a function and its entry; :func:`pointproj.benchmark.peers.peer` says what it takes
-and returns.
+Adding a peer means adding a function and its entry; :func:`peer` says what it takes and returns.
 """
 
 import contextlib
-import functools
+import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, library, padded_pairs, peer
-from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Question
+from pointproj.benchmark import peers
+from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
+from pointproj.benchmark.workloads import HEADS, NETWORK, SUMS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
+BOTH = ("cpu", "cuda")
+
+_SUMMED = (*SUMS[:2], *NETWORK)
+# What a peer finds: the operator for which it is asked, and the modes that are called.
+_FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
+    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
+    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
+}
+# Distribution, what must be importable, and the types of devices that it runs on.
+_LIBRARIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "tutorial torch": ("torch", (), BOTH),
+    "gather + SDPA": ("torch", (), BOTH),
+    "gather + einsum": ("torch", (), BOTH),
+    "PhysicsNeMo": ("nvidia-physicsnemo", ("physicsnemo.nn.functional",), BOTH),
+    "cuML": ("cuml-cu13", ("cuml", "cupy", "rmm"), BOTH[1:]),
+    "cupyx KDTree": ("cupy-cuda13x", ("cupyx.scipy.spatial",), BOTH[1:]),
+    "jz-tree": ("jztree", ("jztree",), BOTH[1:]),
+    "torchbvh": ("torchbvh", ("torchbvh",), BOTH[1:]),
+    "torch-cluster": ("torch-cluster", ("torch_cluster",), BOTH),
+    "nvalchemiops": ("nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH),
+    "scipy cKDTree": ("scipy", ("scipy.spatial",), BOTH[:1]),
+    "pykdtree": ("pykdtree", ("pykdtree.kdtree",), BOTH[:1]),
+}
 
 
-def _aggregate_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
+def peer(
+    name: str,
+    finds: str,
+    function: Callable,
+    returns: str = "",
+    *,
+    traceable: bool = False,
+    **properties: Any,
+) -> Contender:
+    """A library's peer, with further properties of :class:`Contender`; what it returns is named by ``finds``.
+
+    ``knn`` takes query points, reference points and k, and gives distances (perhaps None) and indices, around
+    which torch gathers and weighs. All others take a question: ``farthest`` gives rows as chosen, ``padded``
+    and ``csr`` what ``read`` turns into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's
+    tensors too, and give aggregated features. ``traceable`` says that torch.compile can trace it.
+    """
+    package, imports, devices = _LIBRARIES[name]
+    operator, modes = _FINDS[finds]
+    take = {"find": {finds: function}}
+    if finds == "knn":
+        peers.SEARCHES[name] = function
+        find = lambda asked: Nearest(*function(*asked.points, asked.k))  # noqa: E731
+        take = {"find": {finds: find}, "aggregate": partial(peers.gather_aggregate, name)}
+    elif "sums" in finds or finds == "attend":
+        take = {"aggregate": function}
+    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
+    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
+    return Contender(name, package, **{"imports": imports, "devices": devices, **found, **properties})
+
+
+def _sum_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
     """Weighted means over pairs (queries[m], rows[m]) in any order."""
     query, reference = asked.points
     weights = (-(query[queries] - reference[rows]).norm(dim=-1) / asked.sigma).exp()
@@ -30,10 +84,6 @@ def _aggregate_pairs(asked: Question, features: Tensor, queries: Tensor, rows: T
     sums = sums.index_add(0, queries, weights[:, None] * features[rows])
     totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
     return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
-
-
-def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
-    return tuple(torch.from_numpy(array) for array in arrays)
 
 
 def tutorial_knn(asked: Question, features: Tensor) -> Tensor:
@@ -72,44 +122,29 @@ def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
     return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
 
 
-@functools.cache
-def _physicsnemo_block(device: torch.device) -> nn.Module:
-    from physicsnemo.nn.module.point_transformer_attention import LocalPointTransformerBlock
-
-    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
-    block = LocalPointTransformerBlock(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
-    return block.to(device).requires_grad_(False)
+def _of(path: str) -> Any:
+    """What a library has under this name; it is imported when it is called."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
-def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention of its block alone, which makes its own values: neither search nor what follows."""
-    points, rows = asked.points[0], asked.neighbors.indices
-    return _physicsnemo_block(query.device)._attend(query, keys, points, points, rows, None)
-
-
-def physicsnemo_knn(asked: Question) -> Nearest:
+def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
-    from physicsnemo.nn.functional import knn
-
     with contextlib.suppress(ImportError):
-        import cuml.neighbors  # noqa: F401 - PhysicsNeMo uses it without importing it
-    query, reference = asked.points
-    indices, distances = knn(reference, query, asked.k)
-    return Nearest(distances, indices)
+        importlib.import_module("cuml.neighbors")  # PhysicsNeMo uses it without importing it
+    indices, distances = _of("physicsnemo.nn.functional.knn")(reference, query, k)
+    return distances, indices
 
 
 def _physicsnemo_search(asked: Question, **options: Any) -> Any:
-    from physicsnemo.nn.functional import radius_search
-
     query, reference = asked.points
-    return radius_search(reference, query, asked.radius, **options)
+    return _of("physicsnemo.nn.functional.radius_search")(reference, query, asked.radius, **options)
 
 
 def physicsnemo_radius(asked: Question, features: Tensor) -> Tensor:
     """All pairs within the radius, none truncated; weights and sums in torch."""
     pairs = _physicsnemo_search(asked)
-    found = (pairs[0] if isinstance(pairs, tuple) else pairs).long()
-    return _aggregate_pairs(asked, features, found[0], found[1])
+    return _sum_pairs(asked, features, *(pairs[0] if isinstance(pairs, tuple) else pairs).long())
 
 
 def physicsnemo_padded(asked: Question) -> tuple[Tensor, ...]:
@@ -123,60 +158,48 @@ def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> Pairs:
     return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
 
 
-def _read_pairs(found: tuple[Tensor, ...]) -> Pairs:
-    """Pairs (2, M), and last their distances."""
-    return Pairs(found[0][0].long(), found[0][1].long(), found[-1])
+def _arrays(*tensors: Tensor) -> list[Any]:
+    """The same memory as arrays of CuPy on a GPU, and of numpy elsewhere."""
+    made = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
+    return [made(tensor.detach()) for tensor in tensors]
 
 
-def cuml_knn(asked: Question) -> Nearest:
+def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor]:
+    """Build the tree of a library with scipy's interface, and query it on all cores or on the GPU."""
+    query, reference = _arrays(query, reference)
+    found = _of(path)(reference).query(query, k, **options)
+    distances, indices = (torch.from_dlpack(part.reshape(-1, k)) for part in found)
+    return distances, indices.long()
+
+
+def _tree_padded(tree: Callable, asked: Question) -> tuple[Tensor, Tensor, int]:
+    """Distances, indices and N, where an index of N is none."""
+    return *tree(*asked.points, asked.k, distance_upper_bound=asked.radius), len(asked.points[1])
+
+
+def cuml_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
-    import cupy
-    from cuml.neighbors import NearestNeighbors
-
-    query, reference = (cupy.from_dlpack(points.detach()) for points in asked.points)
-    found = NearestNeighbors(n_neighbors=asked.k, output_type="cupy").fit(reference)
-    return Nearest(*map(torch.from_dlpack, found.kneighbors(query)))
+    query, reference = _arrays(query, reference)
+    made = _of("cuml.neighbors.NearestNeighbors")(n_neighbors=k, output_type="cupy")
+    return tuple(map(torch.from_dlpack, made.fit(reference).kneighbors(query)))
 
 
-def cupyx_knn(asked: Question) -> Nearest:
-    """Build the tree, query it."""
-    import cupy
-    from cupyx.scipy.spatial import KDTree
-
-    query, reference = (cupy.from_dlpack(points.detach()) for points in asked.points)
-    return Nearest(*map(torch.from_dlpack, KDTree(reference).query(query, asked.k)))
-
-
-def jztree_knn(asked: Question) -> Nearest:
+def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
-    import jztree
-    from jax import dlpack
-
-    query, reference = asked.points
+    made = _of("jax.dlpack.from_dlpack")
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
-    queries = None if same else dlpack.from_dlpack(query.detach())
-    points = dlpack.from_dlpack(reference.detach())
-    distances, indices = jztree.knn.knn.jit(points, asked.k, part_query=queries)
+    queries = None if same else made(query.detach())
+    distances, indices = _of("jztree.knn").knn.jit(made(reference.detach()), k, part_query=queries)
     indices.block_until_ready()
-    return Nearest(torch.from_dlpack(distances), torch.from_dlpack(indices))
+    return torch.from_dlpack(distances), torch.from_dlpack(indices)
 
 
-def torchbvh_knn(asked: Question) -> Nearest:
+def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
-    import torchbvh
-
-    query, reference = asked.points
-    found = next(able for able in (4, 8, 16) if able >= asked.k)
-    with torchbvh.BVH(reference.detach()) as tree:
+    found = next(able for able in (4, 8, 16) if able >= k)
+    with _of("torchbvh.BVH")(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
-    return Nearest(squared[..., : asked.k], indices[..., : asked.k])
-
-
-def torchbvh_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
-    """Its exact mode."""
-    import torchbvh
-
-    return torchbvh.fps(asked.points[0], asked.k, mode="exact_bucketed").indices
+    return squared[..., :k], indices[..., :k]
 
 
 def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -187,115 +210,51 @@ def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
     return points.flatten(0, 1), clouds
 
 
-def torch_cluster_farthest(asked: Question) -> Int[Tensor, "*clouds count"]:
+def torch_cluster_farthest(asked: Question) -> Tensor:
     """Every point is compared with each that was chosen."""
-    import torch_cluster
-
     points, size = asked.points[0], asked.points[0].shape[-2]
-    rows = torch_cluster.fps(*_packed(points), ratio=asked.k / size, random_start=False)
+    rows = _of("torch_cluster.fps")(*_packed(points), ratio=asked.k / size, random_start=False)
     return rows.view(*points.shape[:-2], asked.k) % size
 
 
-def torch_cluster_knn(asked: Question) -> Nearest:
+def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> tuple[None, Tensor]:
     """One brute-force kernel, without distances."""
-    import torch_cluster
-
-    query, reference = asked.points
     (queries, of_query), (points, of_points) = _packed(query), _packed(reference)
-    rows = torch_cluster.knn(points, queries, asked.k, of_points, of_query)[1]
-    return Nearest(None, rows.view(*query.shape[:-1], asked.k) % reference.shape[-2])
+    rows = _of("torch_cluster.knn")(points, queries, k, of_points, of_query)[1]
+    return None, rows.view(*query.shape[:-1], k) % reference.shape[-2]
 
 
-def _torch_cluster_pairs(asked: Question, most: int) -> Tensor:
-    import torch_cluster
-
+def _cluster_pairs(asked: Question, most: int = MAX_IN_RADIUS) -> Tensor:
+    """One brute-force kernel."""
     query, reference = asked.points
-    return torch_cluster.radius(reference, query, asked.radius, max_num_neighbors=most)
+    return _of("torch_cluster.radius")(reference, query, asked.radius, max_num_neighbors=most)
 
 
-def torch_cluster_radius(asked: Question, features: Tensor) -> Tensor:
-    """One brute-force kernel with at most 1024 neighbours per query; weights and sums in torch."""
-    return _aggregate_pairs(asked, features, *_torch_cluster_pairs(asked, MAX_IN_RADIUS))
-
-
-def nvalchemi_padded(asked: Question, **options: bool) -> tuple[Tensor, ...]:
-    """Its cell list, of one set of points: indices, counts, shifts and distances."""
-    from nvalchemiops.torch.neighbors import neighbor_list
-
-    options = {"method": "cell_list", "max_neighbors": asked.k, "return_distances": True, **options}
-    return neighbor_list(asked.points[0], asked.radius, **options)
-
-
-def nvalchemi_csr(asked: Question) -> tuple[Tensor, ...]:
-    """The same, made into pairs."""
-    return nvalchemi_padded(asked._replace(k=asked.most), return_neighbor_list=True)
-
-
-def _read_counted(found: tuple[Tensor, ...]) -> Pairs:
-    indices, counts, _, distances = found
-    return padded_pairs(indices, indices < len(indices), distances, counts)
-
-
-def _keops_squared(query: Tensor, reference: Tensor) -> Any:
-    import pykeops
-    from pykeops.torch import LazyTensor
-
-    if query.is_cuda and not pykeops.config.gpu_available:  # it would read from these addresses on the host
-        raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
-    queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
-    return ((LazyTensor(queries) - LazyTensor(points)) ** 2).sum(-1)
-
-
-def keops_knn(asked: Question) -> Nearest:
-    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
-    dimension = asked.points[0].ndim - 1
-    return Nearest(*_keops_squared(*asked.points).Kmin_argKmin(asked.k, dim=dimension))
-
-
-def keops_radius(asked: Question, features: Tensor) -> Tensor:
-    """The whole formula in one lazy expression."""
-    from pykeops.torch import LazyTensor
-
-    squared, radius = _keops_squared(*asked.points), asked.radius
-    weights = (-squared.sqrt() / asked.sigma).exp() * (radius * radius - squared).step()
-    sums = (weights * LazyTensor(features[None].contiguous())).sum(1)
-    return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
-
-
-def _scipy_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
-    """Build the tree and query it on all cores."""
-    from scipy.spatial import cKDTree
-
-    query, reference = (points.detach().numpy() for points in asked.points)
-    found = cKDTree(reference).query(query, asked.k, workers=-1, **within)
-    return _tensors(*(part.reshape(-1, asked.k) for part in found))
-
-
-def _pykdtree_nearest(asked: Question, **within: float) -> tuple[Tensor, Tensor]:
-    """Build the tree and query it, on the threads that OpenMP gives."""
-    from pykdtree.kdtree import KDTree
-
-    query, reference = (points.detach().numpy() for points in asked.points)
-    distances, indices = KDTree(reference).query(query, asked.k, **within)
-    return _tensors(distances.reshape(-1, asked.k), indices.astype("int64").reshape(-1, asked.k))
+def _nvalchemi(asked: Question, most: int, *, pairs: bool = False) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points: indices, counts, shifts and distances; or made into pairs."""
+    options = {"method": "cell_list", "max_neighbors": most, "return_neighbor_list": pairs}
+    search = _of("nvalchemiops.torch.neighbors.neighbor_list")
+    return search(asked.points[0], asked.radius, return_distances=True, **options)
 
 
 def _scipy_pairs(asked: Question) -> Any:
     """The pairs of two trees and their distances as a structured array; without ``workers``."""
-    from scipy.spatial import cKDTree
-
-    trees = [cKDTree(points.detach().numpy()) for points in asked.points]
+    trees = [_of("scipy.spatial.cKDTree")(points) for points in _arrays(*asked.points)]
     return trees[0].sparse_distance_matrix(trees[1], asked.radius, output_type="ndarray")
+
+
+def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
+    """The distances between two trees."""
+    found = _scipy_pairs(asked)
+    return tuple(torch.from_numpy(found[column].copy()) for column in "ijv")
 
 
 def scipy_radius(asked: Question, features: Tensor) -> Tensor:
     """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
-    from scipy.sparse import csr_array
-
     found, dtype = _scipy_pairs(asked), features.dtype
     weights = torch.from_numpy(found["v"]).div(-asked.sigma).exp().to(dtype).numpy()
     sizes = [len(points) for points in asked.points]
-    matrix = csr_array((weights, (found["i"], found["j"])), shape=sizes)
+    matrix = _of("scipy.sparse.csr_array")((weights, (found["i"], found["j"])), shape=sizes)
     totals = matrix.sum(1).clip(min=torch.finfo(dtype).tiny)
     return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
 
@@ -313,35 +272,19 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-def scipy_csr(asked: Question) -> tuple[Tensor, ...]:
-    """The distances between two trees."""
-    found = _scipy_pairs(asked)
-    return _tensors(*(found[column].copy() for column in "ijv"))
-
-
-def _found_below(found: tuple[Tensor, Tensor, int]) -> Pairs:
-    """Pairs of (distances, indices, N), where an index of N is none."""
-    distances, indices, count = found
-    return padded_pairs(indices, indices < count, distances)
-
-
-def _tree(of: dict[str, Any], nearest: Callable[..., tuple[Tensor, Tensor]]) -> Iterator[Contender]:
-    """What a library finds that builds a tree and queries it for the k nearest, all or within a radius."""
-
-    def padded(asked: Question) -> tuple[Tensor, Tensor, int]:
-        return *nearest(asked, distance_upper_bound=asked.radius), len(asked.points[1])
-
-    yield peer(of, "knn", lambda asked: Nearest(*nearest(asked)))
-    yield peer(of, "padded", padded, read=_found_below, returns="no counts")
-
-
-BOTH = ("cpu", "cuda")
 EAGER = {"executions": ("eager",)}  # no table shows how their networks run compiled
-ON_GPU = {"brute_force": ("cuda",)}
+TRACED = {"traceable": True, "brute_force": ALL_PAIRS}
+ON_GPU = {"brute_force": {"cuda": 1e11}}
+TILED = {"brute_force": {"cuda": 3e11}}
+GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
 FIRST_MET = {"nearest": False}
+# How what is returned is read.
 ROWS = {"read": lambda found: Pairs(found[0], found[1]), **ON_GPU}
+PAIRS = {"read": lambda found: Pairs(*found[0].long(), found[-1])}
+COUNTED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
+LISTED = {**PAIRS, "itself": False}
+BELOW = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
-VECTORS = "vector attention: a network scores each pair, with projections of its own"
 SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
 EXACT = "pairs of exact number, for which it waits"
 FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
@@ -349,47 +292,36 @@ FIRST_OTHERS = "the first met, not the nearest, without the point itself; period
 ALL_OTHERS = f"{EXACT}, without the point itself; periodic shifts too"
 UNORDERED = "pairs, not in the order of the queries; one core"
 
-TUTORIAL = library("tutorial torch", "torch", devices=BOTH)
-SDPA, EINSUM = (library(f"gather + {how}", "torch", devices=BOTH) for how in ("SDPA", "einsum"))
-PHYSICSNEMO = library("PhysicsNeMo", "nvidia-physicsnemo", "physicsnemo.nn.functional", devices=BOTH)
-BLOCK = PHYSICSNEMO | {"imports": ("physicsnemo.nn.module.point_transformer_attention",)}
-CUML = library("cuML", "cuml-cu13", "cuml", "cupy", "rmm")
-CUPYX = library("cupyx KDTree", "cupy-cuda13x", "cupyx.scipy.spatial")
-JZTREE = library("jz-tree", "jztree", "jztree")
-TORCHBVH = library("torchbvh", "torchbvh", "torchbvh")
-CLUSTER = library("torch-cluster", "torch-cluster", "torch_cluster", devices=BOTH)
-CLUSTER_GPU = CLUSTER | {"devices": ("cuda",)}
-NVALCHEMI = library("nvalchemiops", "nvalchemi-toolkit-ops", "nvalchemiops.torch.neighbors", devices=BOTH)
-KEOPS = library("KeOps", "pykeops", "pykeops.torch", devices=BOTH)
-SCIPY = library("scipy cKDTree", "scipy", "scipy.spatial", devices=("cpu",))
-PYKDTREE = library("pykdtree", "pykdtree", "pykdtree.kdtree", devices=("cpu",))
+CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
+SCIPY = partial(_tree, "scipy.spatial.cKDTree", workers=-1)
+PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
+BVH_FARTHEST = lambda q: _of("torchbvh.fps")(q.points[0], q.k, mode="exact_bucketed").indices  # noqa: E731
 
 PEERS: list[Contender] = [
-    peer(TUTORIAL, "knn_sums", tutorial_knn, traceable=True, brute_force=BOTH, bytes_per_pair=16.0),
-    peer(TUTORIAL, "sums", tutorial_radius, traceable=True, brute_force=BOTH, bytes_per_pair=110.0),
-    peer(SDPA, "attend", attention_by_torch),
-    peer(EINSUM, "attend", attention_by_einsum, traceable=True),
-    peer(BLOCK, "attend", physicsnemo_attention, VECTORS, compared=False),
-    peer(PHYSICSNEMO, "knn", physicsnemo_knn, **ON_GPU),
-    peer(PHYSICSNEMO, "sums", physicsnemo_radius),
-    peer(PHYSICSNEMO, "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
-    peer(PHYSICSNEMO, "csr", partial(_physicsnemo_search, return_dists=True), EXACT, read=_read_pairs),
-    peer(CUML, "knn", cuml_knn, **ON_GPU),
-    peer(CUPYX, "knn", cupyx_knn, **EAGER),
-    peer(JZTREE, "knn", jztree_knn, **EAGER),
-    peer(TORCHBVH, "knn", torchbvh_knn, **EAGER, batched=True),
-    peer(TORCHBVH, "farthest", torchbvh_farthest, batched=True),
-    peer(CLUSTER, "farthest", torch_cluster_farthest, batched=True),
-    peer(CLUSTER_GPU, "knn", torch_cluster_knn, **ON_GPU, batched=True),
-    peer(CLUSTER_GPU, "sums", torch_cluster_radius, **ON_GPU),
-    peer(CLUSTER, "padded", lambda of: _torch_cluster_pairs(of, of.k), FIRST_ROWS, **ROWS, **FIRST_MET),
-    peer(CLUSTER, "csr", lambda of: _torch_cluster_pairs(of, of.most), "pairs; no distances", **ROWS),
-    peer(NVALCHEMI, "padded", nvalchemi_padded, FIRST_OTHERS, read=_read_counted, itself=False, **FIRST_MET),
-    peer(NVALCHEMI, "csr", nvalchemi_csr, ALL_OTHERS, read=_read_pairs, itself=False),
-    peer(KEOPS, "knn", keops_knn, batched=True, brute_force=BOTH),
-    peer(KEOPS, "sums", keops_radius, brute_force=BOTH),
-    *_tree(SCIPY, _scipy_nearest),
-    *_tree(PYKDTREE, _pykdtree_nearest),
-    peer(SCIPY, "sums", scipy_radius),
-    peer(SCIPY, "csr", scipy_csr, UNORDERED, read=lambda found: Pairs(*found)),
+    peer("tutorial torch", "knn_sums", tutorial_knn, **TRACED, bytes_per_pair=16.0),
+    peer("tutorial torch", "sums", tutorial_radius, **TRACED, bytes_per_pair=110.0),
+    peer("gather + SDPA", "attend", attention_by_torch),
+    peer("gather + einsum", "attend", attention_by_einsum, traceable=True),
+    peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
+    peer("PhysicsNeMo", "sums", physicsnemo_radius),
+    peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
+    peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, **PAIRS),
+    peer("cuML", "knn", cuml_knn, **TILED),
+    peer("cupyx KDTree", "knn", CUPYX, **EAGER),
+    peer("jz-tree", "knn", jztree_knn, **EAGER),
+    peer("torchbvh", "knn", torchbvh_knn, **EAGER, batched=True),
+    peer("torchbvh", "farthest", BVH_FARTHEST, batched=True),
+    peer("torch-cluster", "farthest", torch_cluster_farthest, batched=True),
+    peer("torch-cluster", "knn", torch_cluster_knn, **GPU_ONLY, batched=True),
+    peer("torch-cluster", "sums", lambda q, f: _sum_pairs(q, f, *_cluster_pairs(q)), **GPU_ONLY),
+    peer("torch-cluster", "padded", lambda q: _cluster_pairs(q, q.k), FIRST_ROWS, **ROWS, **FIRST_MET),
+    peer("torch-cluster", "csr", lambda q: _cluster_pairs(q, q.most), "pairs; no distances", **ROWS),
+    peer("nvalchemiops", "padded", lambda q: _nvalchemi(q, q.k), FIRST_OTHERS, **COUNTED, **FIRST_MET),
+    peer("nvalchemiops", "csr", lambda q: _nvalchemi(q, q.most, pairs=True), ALL_OTHERS, **LISTED),
+    peer("scipy cKDTree", "knn", SCIPY),
+    peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **BELOW),
+    peer("pykdtree", "knn", PYKDTREE),
+    peer("pykdtree", "padded", partial(_tree_padded, PYKDTREE), **BELOW),
+    peer("scipy cKDTree", "sums", scipy_radius),
+    peer("scipy cKDTree", "csr", scipy_csr, UNORDERED, read=lambda found: Pairs(*found)),
 ]

@@ -4,7 +4,8 @@ The reference compares all pairs, so of large problems a random part of the quer
 features' gradient, the upstream gradient is then zero on all other queries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -36,18 +37,12 @@ class Expected:
         fewest = FEWEST_QUERIES if len(self.ranges) == 1 else 1
         self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in self.ranges]
         self.checked = torch.cat(self.rows).to(self.device)
-        self._sums: dict[str, tuple[Tensor, Sequence[Tensor]]] = {}
-        self._numbers: Tensor | None = None
-        self._nearest: list[Tensor] = []  # distances of each cloud
-        self._distances: Tensor | None = None
+        self._sums = cache(self._attention if workload.operator == "attend" else self._by_reference)
 
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
-        """The error of what a call of this mode returned; None of an index, which its searches show.
-
-        Where ``calls`` have an upstream gradient, it is that of :meth:`fill_upstream`.
-        """
+        """The error of what a call of this mode returned; None of an index, which its searches show."""
         contender = calls.contender
-        if not contender.compared or mode == "build":
+        if mode == "build":
             return None
         if mode in ("knn", "search"):
             return self.neighbors_error(result, check_distances=contender.kind == "backend")
@@ -67,23 +62,34 @@ class Expected:
         Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
         return squared distances, or none: only those of backends are compared.
         """
+        k = self.question.k
+        indices = found.indices.reshape(-1, k)[self.checked].long()
+        if (indices.sort(dim=1).values.diff(dim=1) == 0).any():
+            return WRONG  # one neighbour twice
+        got = self._distances(indices)
+        errors = [got - self._nearest]
+        if check_distances:
+            errors.append(found.distances.reshape(-1, k)[self.checked].double().sort(dim=1).values - got)
+        relative = torch.stack(errors).abs() / self._nearest[:, -1:]
+        return relative.nan_to_num(nan=WRONG, posinf=WRONG).max().item()
+
+    @cached_property
+    def _nearest(self) -> Tensor:
+        """The distances of the k nearest of the checked queries."""
         queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
-        k, worst = self.question.k, 0.0
-        for place, (rows, (_, cloud)) in enumerate(zip(self.rows, self.ranges, strict=True)):
-            rows, own = rows.to(self.device), points[cloud.start : cloud.stop]
-            if place == len(self._nearest):
-                exact = reference.knn_search(queries[rows], own, k)
-                self._nearest.append(_distances(queries[rows], own, exact))
-            indices, nearest = found.indices.reshape(-1, k)[rows].long(), self._nearest[place]
-            if (indices.sort(dim=1).values.diff(dim=1) == 0).any():
-                return WRONG  # one neighbour twice
-            got = _distances(queries[rows], own, indices)
-            errors = [got - nearest]
-            if check_distances:
-                errors.append(found.distances.reshape(-1, k)[rows].double().sort(dim=1).values - got)
-            relative = torch.stack(errors).abs() / nearest[:, -1:]
-            worst = max(worst, relative.nan_to_num(nan=WRONG, posinf=WRONG).max().item())
-        return worst
+        clouds = zip(self.rows, (points[cloud.start : cloud.stop] for _, cloud in self.ranges), strict=True)
+        found = [reference.knn_search(queries[rows], own, self.question.k) for rows, own in clouds]
+        return self._distances(torch.cat(found))
+
+    def _distances(self, indices: Tensor) -> Tensor:
+        """(M, k) in fp64, nearest first, from the points themselves; inf where an index is out of range."""
+        queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
+        size = self.question.points[1].shape[-2]  # of each cloud
+        first = self.checked[:, None] // self.question.points[0].shape[-2] * size
+        exists = (indices >= 0) & (indices < size)
+        neighbors = points[torch.where(exists, first + indices, 0)].double()
+        distances = (queries[self.checked][:, None].double() - neighbors).norm(dim=-1)
+        return torch.where(exists, distances, torch.inf).sort(dim=1).values
 
     def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
         """The largest error of a distance in a list of all queries, relative to the radius.
@@ -94,7 +100,10 @@ class Expected:
         """
         rows, radius = self.checked, self.question.radius
         most = self.question.k if mode == "padded" else None
-        exact = self._exact(rows, contender.itself)
+        exact = self._pairs
+        if not contender.itself:
+            own = rows[:, None] == torch.arange(exact.shape[1], device=self.device)
+            exact = exact.masked_fill(own, torch.inf)
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
         if found.counts is not None and _outside(found.counts[rows], fewest, largest):
             return WRONG
@@ -107,15 +116,18 @@ class Expected:
             return WRONG
         if most is not None:
             fewest, largest = fewest.clamp(max=most), largest.clamp(max=most)
-        repeated = len(index) - len((row * exact.shape[1] + index).unique())
-        if repeated or _outside(row.bincount(minlength=len(rows)), fewest, largest):
-            return WRONG
+        taken = torch.zeros_like(exact, dtype=torch.bool)
+        taken[row, index] = True
         got = exact[row, index]
+        if int(taken.sum()) < len(got) or _outside(taken.sum(1), fewest, largest):
+            return WRONG
         errors = [(got - radius).clamp(min=0.0)]
         if found.distances is not None:
             errors.append((found.distances[checked].double() - got).abs())
         if contender.nearest and most is not None:
-            errors.append(_from_nearest(row, got, exact.topk(most, largest=False).values))
+            chosen = exact.where(taken, torch.inf).topk(most, largest=False).values
+            nearest = exact.topk(most, largest=False).values
+            errors.append((chosen - nearest).abs()[chosen.isfinite()])
         worst = torch.cat(errors) / radius
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
@@ -134,15 +146,11 @@ class Expected:
             nearest = torch.minimum(nearest, delta.square().sum(-1))
         return worst.max().item()
 
-    def _exact(self, rows: Tensor, itself: bool) -> Tensor:
+    @cached_property
+    def _pairs(self) -> Tensor:
         """Distances in fp64 from the checked queries to all reference points."""
         queries, points = self.question.points
-        if self._distances is None:
-            self._distances = reference.squared_distances(queries[rows].double(), points.double()).sqrt_()
-        if itself or queries is not points:
-            return self._distances
-        others = rows[:, None] != torch.arange(len(points), device=self.device)
-        return self._distances.where(others, torch.inf)
+        return reference.squared_distances(queries[self.checked].double(), points.double()).sqrt_()
 
     def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
@@ -150,11 +158,7 @@ class Expected:
         The mode says over which neighbours. Gradients, for the upstream of :meth:`fill_upstream`, are of the
         features, then of query points, reference points and sigma; of attention, of what it is given.
         """
-        form = mode if mode in LIST_SUMS else "operator"
-        if form not in self._sums:
-            attends = self.workload.operator == "attend"
-            self._sums[form] = self._attention() if attends else self._by_reference(self._aggregate(form))
-        exact, exact_gradients = self._sums[form]
+        exact, exact_gradients = self._sums(mode if mode in LIST_SUMS else "operator")
         errors = [relative_error(values.flatten(0, -2)[self.checked], exact)]
         for got, expected in zip(gradients, exact_gradients, strict=False):
             errors.append(relative_error(got.view(expected.shape), expected))
@@ -169,33 +173,34 @@ class Expected:
             expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
         return relative_error(prediction[:, rows], expected.squeeze(-1))
 
-    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> Tensor:
+    def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
-        if self._numbers is None:
-            generator = torch.Generator().manual_seed(2)
-            self._numbers = torch.randn(upstream.shape, generator=generator, dtype=upstream.dtype)
-            self._numbers = self._numbers.flatten(0, -2).to(self.device)
         rows = upstream.view(-1, upstream.shape[-1])
         if checked_only:
             rows.zero_()[self.checked] = self._numbers[self.checked]
         else:
             rows.copy_(self._numbers)
-        return upstream
 
-    def _attention(self) -> tuple[Tensor, Sequence[Tensor]]:
+    @cached_property
+    def _numbers(self) -> Tensor:
+        """The gradient of the loss, a row for each query."""
+        query, _, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
+        generator = torch.Generator().manual_seed(2)
+        numbers = torch.randn(len(query), features.shape[1], generator=generator, dtype=features.dtype)
+        return numbers.to(self.device)
+
+    def _attention(self, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """In fp64, of the checked queries."""
         rows, lists = self.checked, self.question.neighbors
         lists = pointproj.Neighbors(lists.indices[rows], lists.distances[rows])
         leaves = [tensor.double().requires_grad_() for tensor in self.question.tensors]
         query, *others = leaves
         values = attention_by_einsum(self.question._replace(neighbors=lists), query[rows], *others)
-        upstream = self.fill_upstream(torch.empty_like(self.problem.features), checked_only=True)
-        return values.detach(), torch.autograd.grad(values, leaves, upstream[rows].double())
+        return values.detach(), torch.autograd.grad(values, leaves, self._numbers[rows].double())
 
-    def _by_reference(self, aggregate: Callable[..., Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _by_reference(self, form: str) -> tuple[Tensor, list[Tensor]]:
+        aggregate = self._aggregate(form)
         query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        upstream = torch.empty(len(query), features.shape[1], dtype=features.dtype, device=self.device)
-        self.fill_upstream(upstream, checked_only=True)
         sigma = torch.tensor(self.question.sigma, dtype=points.dtype, device=self.device)
         values, gradients = [], [torch.zeros_like(of) for of in (features, query, points, sigma)]
         for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True):
@@ -206,7 +211,7 @@ class Expected:
                 parts = zip((features, query, points, sigma), places, strict=True)
                 leaves = [of[place].detach().requires_grad_() for of, place in parts]
                 value = aggregate(leaves[1], leaves[2], leaves[0], leaves[3])
-                found = torch.autograd.grad(value, leaves, upstream[some])
+                found = torch.autograd.grad(value, leaves, self._numbers[some])
                 for gradient, place, part in zip(gradients, places, found, strict=True):
                     gradient[place] += part
                 values.append(value.detach())
@@ -235,22 +240,5 @@ def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(len(queries), generator=generator)[:count].sort().values + queries.start
 
 
-def _distances(query: Tensor, points: Tensor, rows: Tensor) -> Tensor:
-    """(M, k) in fp64, nearest first, from the points themselves; inf where an index is out of range."""
-    exists = (rows >= 0) & (rows < len(points))
-    neighbors = points[rows.clamp(0, len(points) - 1)].double()
-    distances = (query[:, None].double() - neighbors).norm(dim=-1)
-    return torch.where(exists, distances, torch.inf).sort(dim=1).values
-
-
 def _outside(counts: Tensor, fewest: Tensor, largest: Tensor) -> bool:
     return bool(((counts < fewest) | (counts > largest)).any())
-
-
-def _from_nearest(row: Tensor, got: Tensor, kth: Tensor) -> Tensor:
-    """How far each distance is from that of as near a neighbour; rows in ascending order."""
-    by_distance = got.argsort()
-    order = by_distance[row[by_distance].argsort(stable=True)]
-    row, got = row[order], got[order]
-    starts = torch.searchsorted(row, row)
-    return (got - kth[row, torch.arange(len(row), device=row.device) - starts]).abs()

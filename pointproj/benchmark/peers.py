@@ -9,14 +9,13 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.workloads import NETWORK, SUMS, Question
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
@@ -25,6 +24,9 @@ from pointproj.runtime.errors import first_line
 HIDDEN = 25
 OURS, THEIRS = 1e-4, 1e-3  # errors allowed
 THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
+
+ALL_PAIRS = {"cuda": 1e10, "cpu": 7e7}  # a second, of torch; on a CPU of each thread
+SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers, by name: (query points, reference points, k)
 
 
 class Nearest(NamedTuple):
@@ -49,7 +51,8 @@ class Contender:
 
     name: str  # in the results
     package: str  # the distribution whose version is noted
-    find: Mapping[str, Callable[..., Any]]  # by mode; "search" takes the index that "build" made, too
+    # By mode; "search" takes the index that "build" made, too.
+    find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
     operator: str = "radius"  # knn | radius | farthest | attend: for which it is asked
@@ -59,13 +62,18 @@ class Contender:
     devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
     missing: str | None = None  # why it cannot run here
     batched: bool = False  # whether it takes dense batches too
-    brute_force: tuple[str, ...] = ()  # where time grows with queries times references
+    # Where time grows with queries times references: about how many pairs a second, as of ALL_PAIRS.
+    brute_force: Mapping[str, float] = field(default_factory=dict)
     bytes_per_pair: float = 0.0  # memory that grows so as well
     read: Callable[[Any], Pairs] | None = None  # lists as it returns them to pairs
     returns: str = ""  # what its results are, where that is something else than ours
     nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
     itself: bool = True  # whether a point is a neighbour of itself
-    compared: bool = True  # false if it computes something else
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Those of its rows."""
+        return {"contender": self.name, "kind": self.kind, "package": self.package}
 
     def allowed(self, mode: str) -> float:
         """The largest error of a result."""
@@ -77,27 +85,17 @@ class Contender:
         """None if what it needs can be imported, else one line with the reason."""
         return next(filter(None, map(import_failure, self.imports)), None)
 
-    def try_out(self, asked: Question) -> Any:
-        """The call whose time says how long the others may take."""
-        found = next((self.find[mode] for mode in ("knn", "padded", "csr") if mode in self.modes), None)
-        return found(asked) if found else self.aggregate(asked, *asked.tensors)
-
     def network(self, asked: Question) -> nn.Module:
-        """The network around its aggregation: of ours a projector, of others its MLPs."""
-        if self.kind == "backend":
-            return projector(asked, self.name)
+        """A projector, of other libraries its MLPs around their aggregation."""
+        of = {"kind": "knn" if asked.radius is None else "radius", "k": asked.k, "radius": asked.radius}
+        ours = self.kind == "backend"
+        of |= {"sigma": asked.sigma, "hidden_channels": HIDDEN, "backend": self.name if ours else "torch"}
+        projector = Projector(**of)
 
-        def aggregate(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
-            question = Question(Problem(query, points, features), asked.k, asked.radius, asked.sigma)
-            return self.aggregate(question, features)
+        def aggregate(*tensors: Tensor) -> Tensor:
+            return self.aggregate(asked._replace(problem=Problem(*tensors)), tensors[2])
 
-        return PeerNetwork(projector(asked, "torch"), aggregate)
-
-
-def projector(asked: Question, backend: str) -> Projector:
-    """The network that is trained, for a question of either operator."""
-    of = {"kind": "knn", "k": asked.k} if asked.radius is None else {"kind": "radius", "radius": asked.radius}
-    return Projector(**of, sigma=asked.sigma, hidden_channels=HIDDEN, backend=backend)
+        return projector if ours else PeerNetwork(projector, aggregate)
 
 
 class PeerNetwork(nn.Module):
@@ -116,77 +114,22 @@ class PeerNetwork(nn.Module):
         return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
 
 
-_SEARCHES: dict[str, Callable[[Question], Nearest]] = {}  # by the library's name
-_SUMMED = (*SUMS[:2], *NETWORK)
-# What a peer finds: the operator for which it is asked, and the modes that are called.
-FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
-    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
-    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
-}
-
-
-def library(name: str, package: str, *imports: str, devices: tuple[str, ...] = ("cuda",)) -> dict[str, Any]:
-    """The properties of :class:`Contender` that all peers of a library have in common."""
-    return {"name": name, "package": package, "imports": imports, "devices": devices}
-
-
-def peer(
-    of: Mapping[str, Any],
-    finds: str,
-    function: Callable,
-    returns: str = "",
-    *,
-    traceable: bool = False,
-    **properties: Any,
-) -> Contender:
-    """A library's peer, with further properties of :class:`Contender`.
-
-    The function takes a question; what it returns is named by ``finds``. ``knn``: :class:`Nearest`, around
-    which torch gathers and weighs. ``farthest``: rows as chosen. ``padded`` and ``csr``: what ``read`` turns
-    into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's tensors too, and return aggregated
-    features. ``traceable`` says that torch.compile can trace it.
-    """
-    operator, modes = FINDS[finds]
-    take = {"find": {finds: function}}
-    if finds == "knn":
-        _SEARCHES[of["name"]] = function
-        take["aggregate"] = functools.partial(_gather_aggregate, of["name"])
-    elif "sums" in finds or finds == "attend":
-        take = {"find": {}, "aggregate": function}
-    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
-    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
-    return Contender(**{**of, **found, **properties})
-
-
 @functools.cache
 def import_failure(module: str) -> str | None:
     """None if a module can be imported, else one line with the reason."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
-    failure = None
     for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:
             importlib.import_module(module)
-        except Exception as error:  # broken installations raise all sorts
-            failure = error
-        else:
             return None
-    return f"{module} cannot be imported: {first_line(failure)}"
-
-
-def search(
-    name: str, query_points: Float[Tensor, "q 3"], reference_points: Float[Tensor, "n 3"], k: int
-) -> Int[Tensor, "q k"]:
-    """Indices of the k nearest that a library finds; torch.compile calls an operator for it."""
-    if torch.compiler.is_compiling():
-        return torch.ops.pointproj_benchmark.peer_search(query_points, reference_points, k, name)
-    asked = Question(Problem(query_points, reference_points, reference_points), k)
-    return _SEARCHES[name](asked).indices.long()
+        except Exception as error:  # broken installations raise all sorts
+            failure = f"{module} cannot be imported: {first_line(error)}"
+    return failure
 
 
 @torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
 def _peer_search(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    return search(name, query_points, reference_points, k).contiguous()
+    return SEARCHES[name](query_points, reference_points, k)[1].long().contiguous()
 
 
 @_peer_search.register_fake
@@ -194,10 +137,13 @@ def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tens
     return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
 
 
-def _gather_aggregate(name: str, asked: Question, features: Float[Tensor, "n c"]) -> Float[Tensor, "q c"]:
+def gather_aggregate(name: str, asked: Question, features: Tensor) -> Tensor:
     """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
     query, points = asked.points
-    rows = search(name, query, points, asked.k)
+    if torch.compiler.is_compiling():
+        rows = _peer_search(query, points, asked.k, name)
+    else:
+        rows = SEARCHES[name](query, points, asked.k)[1].long()
     weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
     return (weights[..., None] * features[rows]).sum(1)
 

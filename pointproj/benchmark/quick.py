@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.markdown import Markdown
 
 from pointproj.benchmark import libraries, plots
 from pointproj.benchmark.config import DEVICES, BenchConfig
 from pointproj.benchmark.contenders import backend_names, missing_backend
-from pointproj.benchmark.results import OK, Row, fastest, select
+from pointproj.benchmark.results import OK, Row, select
 from pointproj.benchmark.run import run
-from pointproj.benchmark.table import milliseconds
+from pointproj.benchmark.table import by_contender, lines_of
 from pointproj.runtime.devices import choose_device
 
 TASKS = {  # heading: workload and mode
@@ -47,27 +46,14 @@ def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
     )
 
 
-def best_times(rows: list[Row]) -> dict[str, dict[str, Row]]:
-    """The fastest execution, by task and contender (backends first)."""
-    rows = sorted(rows, key=lambda row: row.kind)
-    names = dict.fromkeys(row.contender for row in rows)
-    found = {}
-    for task, (workload, mode) in TASKS.items():
-        of = {name: select(rows, workload=workload, mode=mode, contender=name) for name in names}
-        found[task] = {name: fastest(some) for name, some in of.items() if some}
-    return found
+def table(rows: list[Row]) -> list[str]:
+    """A line for each task, a column for each contender with its fastest execution; Markdown."""
+    columns = {label: {"contender": of[0].contender} for label, of in by_contender(rows)}
+    return lines_of(columns, _by_task(rows).items(), "{ms}", "milliseconds")
 
 
-def table(rows: list[Row]) -> Table:
-    """A line for each task, a column for each contender; milliseconds."""
-    ours = {row.contender for row in rows if row.kind == "backend"}
-    names = dict.fromkeys(row.contender for row in sorted(rows, key=lambda row: row.kind))
-    made = Table("milliseconds", title=escape(rows[0].device))
-    for name in names:
-        made.add_column(escape(name), style="bold" if name in ours else None, justify="right")
-    for task, times in best_times(rows).items():
-        made.add_row(task, *(milliseconds(times.get(name)) for name in names))
-    return made
+def _by_task(rows: list[Row]) -> dict[str, list[Row]]:
+    return {task: select(rows, workload=workload, mode=mode) for task, (workload, mode) in TASKS.items()}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,16 +67,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="what is not begun by then is left out")
     chosen = parser.parse_args(arguments)
     device = choose_device(chosen.device)
-    rows = run(config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes))
-    console = Console(soft_wrap=True)
+    config = config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes)
+    rows = run(config, in_turns=[workload for workload, _ in TASKS.values()])
     timed = select(rows, status=OK)
     if not timed:
-        console.print("nothing got a time; the lines above say why")
+        print("nothing got a time; the lines above say why")
         return 1
-    console.print(table(rows))
-    picture = plots.draw_tasks(chosen.output / "benchmark.png", best_times(timed), timed[0].device)
+    Console(width=200).print(timed[0].device, Markdown("\n".join(table(rows))))
+    picture = plots.draw_tasks(chosen.output / "benchmark.png", _by_task(timed))
     worst = max(row.parity_error or 0.0 for row in timed)
-    console.print(
+    print(
         f"Of several executions the fastest. All results agree with the reference: the largest error is "
         f"{worst:.1e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
         "python bench.py measures more."

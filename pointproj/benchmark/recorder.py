@@ -1,6 +1,5 @@
 """The runner of rows: foresee what a call costs, compare its result, time it, keep the row and show it."""
 
-import dataclasses
 import gc
 import logging
 import signal
@@ -8,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,8 +15,8 @@ import torch
 
 from pointproj.benchmark.config import WITH_RMM, BenchConfig
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.results import FAILED, OK, OUT_OF_MINUTES, SKIPPED, WRONG, ResultsFile, Row
-from pointproj.benchmark.timing import Timing, measure, measure_host
+from pointproj.benchmark.results import FAILED, OK, SKIPPED, WRONG, ResultsFile, Row
+from pointproj.benchmark.timing import Timing, measure
 from pointproj.benchmark.workloads import Question
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
@@ -24,7 +24,6 @@ from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, p
 
 log = logging.getLogger(__name__)
 
-PILOT_PAIRS = {"cuda": 2**27, "cpu": 2**22}
 LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
 MIB, GIB = 2**20, 2**30
 
@@ -38,26 +37,35 @@ class NoTime(RuntimeError):  # noqa: N818 - says why
 
 
 class Part(NamedTuple):
-    """Rows that are planned together: how many, and what measures them."""
+    """Rows of a workload that are planned together."""
 
+    workload: str
     rows: int
     measure: Callable[["Recorder"], None]
+    last: bool = False  # whether they wait for all others
 
 
 def one_row(
-    columns: dict[str, Any], measured: Callable[["Recorder", Row], Row], longest_s: float = LONGEST_ROW_S
-) -> Part:
-    """The part of one row, which ``measured`` makes of its columns; as :meth:`Recorder.record`."""
-    return Part(1, lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s))
+    config: BenchConfig,
+    measured: Callable[["Recorder", Row], Row],
+    longest_s: float = LONGEST_ROW_S,
+    **columns: Any,
+) -> Iterator[Part]:
+    """The part of one row, which ``measured`` makes of its columns, if the config asks for it."""
+    columns = {"kind": "backend", "execution": "eager"} | columns
+    wanted = config.execution is None or columns["execution"] in config.execution
+    if wanted and columns["mode"] in config.modes and (columns["kind"] == "backend" or config.peers != []):
+        record = lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s)  # noqa: E731
+        yield Part(columns["workload"], 1, record)
 
 
 class Limits:
-    """What a row may cost: time and memory of calls are estimated from smaller ones. Checks raise NoTime."""
+    """What a row may cost: time and memory are estimated before a call. Checks raise NoTime."""
 
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.started = time.monotonic()
-        self._seen: list[Row] = []
+        self._seen: dict[tuple, Row] = {}  # the last one with a time
 
     @property
     def seconds(self) -> float:
@@ -69,41 +77,26 @@ class Limits:
         """Whether the run's minutes are over."""
         return self.seconds > self.config.minutes * 60
 
-    def check_clock(self) -> None:
-        if self.is_over:
-            note = f"{OUT_OF_MINUTES}{self.config.minutes:g} were over before it was measured"
-            raise NoTime(SKIPPED, note)
-
     def check_pairs(self, contender: Contender, question: Question) -> None:
-        """Whether forming all pairs would take too long, or more memory than the host has.
-
-        On a GPU running out of memory is safe, so it is tried there.
-        """
+        """Whether forming all pairs would take too long, or more memory than the host has (a GPU tells)."""
         if self.device.type == "cpu" and contender.bytes_per_pair:
             needed, free = contender.bytes_per_pair * question.pairs / GIB, free_bytes("cpu") / GIB
             if needed > free:
                 raise NoTime(SKIPPED, f"would need about {needed:.0f} GiB, {free:.0f} GiB are free")
-        pilot = PILOT_PAIRS[self.device.type]
-        if self.device.type in contender.brute_force and question.pairs > 8 * pilot:
-            few = question.part(pilot)
-            for _ in range(2):
-                start = time.perf_counter()
-                contender.try_out(few)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-                seconds = time.perf_counter() - start
-            self.refuse_if_slow(seconds * question.pairs / few.pairs)
+        if rate := contender.brute_force.get(self.device.type):
+            threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+            self.refuse_if_slow(question.pairs / (rate * threads))
 
     def check_growth(self, blank: Row) -> None:
         """Whether the same call on a smaller cloud says that this one would take too long."""
-        same = [row for row in self._seen if _call_of(row) == _call_of(blank)]
-        for row in [row for row in same if row.references < blank.references][-1:]:
-            self.refuse_if_slow(row.p50_ms / 1e3 * blank.references / row.references)
+        before = self._seen.get(_call_of(blank))
+        if before is not None and before.references < blank.references:
+            self.refuse_if_slow(before.p50_ms / 1e3 * blank.references / before.references)
 
     def learn(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
         if row.status == OK:
-            self._seen.append(row)
+            self._seen[_call_of(row)] = row
 
     def refuse_if_slow(self, seconds: float) -> None:
         limit = self.config.slowest_call_s
@@ -133,62 +126,54 @@ def given_up_after(seconds: float) -> Iterator[None]:
 
 
 class Recorder:
-    """What all workloads of a run share. Of several processes that measure together, one ``shows``.
+    """What all workloads of a run share; ``machine`` are the columns that say where and with what it was."""
 
-    ``machine`` are the columns of every row that say where and with what it was measured.
-    """
-
-    def __init__(
-        self,
-        config: BenchConfig,
-        device: torch.device,
-        machine: dict[str, str],
-        file: ResultsFile,
-        *,
-        shows: bool = True,
-    ) -> None:
+    def __init__(self, config: BenchConfig, device: torch.device, machine: dict, file: ResultsFile) -> None:
         self.config, self.device, self.machine, self.file = config, device, machine, file
-        self.shows, self.limits = shows, Limits(config, device)
+        self.limits = Limits(config, device)
         self.rows: list[Row] = []
         self.expected = 0  # rows
+        self.left_out: Counter[str] = Counter()  # rows of each workload
 
     def say(self, text: str) -> None:
-        if self.shows:
+        if self.file.writes:
             print(text, flush=True)
 
-    def blank(self, **columns: Any) -> Row:
+    def blank(self, *, contender: str, package: str = "pointproj", **columns: Any) -> Row:
         """A row of this machine without its results; ``package`` is named, its version is looked up."""
-        given = {"kind": "backend", "execution": "eager", "package": "pointproj"} | columns
-        given["package"] = package_version(given["package"])
-        given["contender"] += WITH_RMM if self.config.gpu_memory == "rmm" else ""
-        return Row(**given, **self.machine)
+        contender += WITH_RMM if self.config.gpu_memory == "rmm" else ""
+        columns = {"kind": "backend", "execution": "eager", **columns, **self.machine}
+        return Row(contender=contender, package=package_version(package), **columns)
 
     def is_measured(self, blank: Row) -> bool:
         """Whether the run whose start the config names has measured a row before it was cut off."""
         return self.config.started is not None and self.file.holds(blank)
 
     def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
-        """Add the row that ``measured`` makes of ``blank``, unless the file has it of this run.
+        """Add the row that ``measured`` makes of ``blank``, unless the file has it, or the minutes are over.
 
         What it raises becomes a row without a time; after ``longest_s`` it is given up.
         """
         if self.is_measured(blank):
             return
+        if self.limits.is_over:
+            self.left_out[blank.workload] += 1
+            return
         try:
-            self.limits.check_clock()
             with given_up_after(longest_s):
                 row = measured(blank)
         except Exception as reason:
             row = without_time(blank, reason)
-        self.limits.learn(row)
         self.add(row)
 
     def add(self, row: Row) -> None:
         """Keep a row and show it."""
+        self.limits.learn(row)
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
-        line = f"{count:>10} {seconds:>6} {row.contender:16} {row.mode:16} {row.execution:9}"
+        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.contender:16} "
+        line += f"{row.mode:16} {row.execution:9}"
         if row.status == OK:
             line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"
             line += "" if row.peak_mib is None else f" {row.peak_mib:9.1f} MiB"
@@ -197,27 +182,18 @@ class Recorder:
             line += f" {row.status}: {row.note}"
         self.say(line)
 
-    def end(self) -> None:
-        """Say how many rows have which status."""
-        counts = Counter(row.status for row in self.rows)
-        said = ", ".join(f"{count} {status}" for status, count in counts.items())
-        self.say(f"\n{said}; {self.limits.seconds:.0f} s in all")
-
     def timed(
         self,
         blank: Row,
         make: Callable[[], Callable[[], Any]],
         error_of: Callable[[Any], float | None],
         allowed: float,
-        repetitions: int | None = None,
-        *,
-        host: bool = False,
+        timer: Callable[..., Timing] = measure,
     ) -> Row:
         """Make a call, check what it returns the first time, and time it; the row.
 
-        ``error_of`` gives the error of a result, None if there is nothing to compare. ``repetitions`` are as
-        in :func:`~pointproj.benchmark.timing.measure`; of ``host`` the host's time to issue the call is
-        asked for. Raises NoTime if the error is not allowed, and whatever the call raises.
+        ``error_of`` gives the error of a result, None if there is nothing to compare. Raises NoTime if the
+        error is not allowed, and whatever the call raises.
         """
         gc.collect()  # what the last call left does not count for the peak
         empty_cache()
@@ -232,11 +208,8 @@ class Recorder:
         del result
         if error is not None:
             check_error(f"{blank.mode} {blank.execution}", error, allowed)
-        if host:
-            timing = measure_host(call, self.device, self.config.budget_s)
-        else:
-            timing = measure(call, self.device, self.config.budget_s, repetitions)
-        return dataclasses.replace(with_time(blank, timing), peak_mib=peak / MIB, parity_error=error)
+        timing = timer(call, self.device, self.config.budget_s)
+        return replace(blank, **timing._asdict(), peak_mib=peak / MIB, parity_error=error)
 
 
 def check_error(what: str, error: float, allowed: float) -> None:
@@ -246,15 +219,9 @@ def check_error(what: str, error: float, allowed: float) -> None:
         raise NoTime(WRONG, note, error)
 
 
-def with_time(blank: Row, timing: Timing) -> Row:
-    """The row of a measurement."""
-    times = {"p20_ms": timing.p20, "p50_ms": timing.p50, "p80_ms": timing.p80}
-    return dataclasses.replace(blank, **times, repetitions=timing.repetitions)
-
-
 def without_time(blank: Row, reason: Exception) -> Row:
     """The row of a measurement that gave no time, with the reason."""
     if isinstance(reason, NoTime):
-        return dataclasses.replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
+        return replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
     log.debug("%s failed", blank.key, exc_info=reason)
-    return dataclasses.replace(blank, status=FAILED, note=first_line(reason)[:300])
+    return replace(blank, status=FAILED, note=first_line(reason)[:300])

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from pointproj.geometry.files.writing import replacing
+
 log = logging.getLogger(__name__)
 
 OK, WRONG, FAILED, SKIPPED, MISSING = "ok", "wrong", "failed", "skipped", "missing"
-OUT_OF_MINUTES = "minutes="  # how the note of a row begins that was not measured for want of time
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Row:
     """
 
     workload: str
-    operator: str  # knn | radius | attend | farthest | saxpy | start | import
+    operator: str  # knn | radius | attend | farthest | start | import
     contender: str
     kind: str  # backend | peer
     mode: str  # what is called, see pointproj.benchmark.calls
@@ -79,24 +80,23 @@ class ResultsFile:
 
     def __init__(self, path: Path | str, *, writes: bool = True) -> None:
         self.path = Path(path)
-        self._writes = writes
+        self.writes = writes
         self._rows = {row.key: row for row in read_rows(self.path)} if writes and self.path.exists() else {}
 
     def holds(self, blank: Row) -> bool:
         """Whether this run has measured a row already, before it was cut off and went on."""
         row = self._rows.get(blank.key)
-        again = row is None or row.note.startswith(OUT_OF_MINUTES)
-        return not again and (row.commit, row.date) == (blank.commit, blank.date)
+        return row is not None and (row.commit, row.date) == (blank.commit, blank.date)
 
     def add(self, row: Row) -> None:
         """Keep ``row``, in place of an older one of the same measurement."""
-        if not self._writes:
+        if not self.writes:
             return
         before, now = runs_of(self._rows.values()), runs_of([row])
         if before not in ([], now):
             old = self.path.with_name(f"{self.path.name}.old")
             said = "%s has results of %s, this run is of %s: a new file is started, the old one is now %s"
-            log.warning(said, self.path, _said(before), _said(now), old)
+            log.warning(said, self.path, ", ".join(before), *now, old)
             os.replace(self.path, old)
             self._rows = {}
         self._rows.pop(row.key, None)
@@ -104,9 +104,10 @@ class ResultsFile:
         write_rows(self.path, self._rows.values())
 
 
-def runs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
-    """(commit, when it was started) of the runs that rows are of, oldest first."""
-    return list(dict.fromkeys((row.commit, row.date) for row in sorted(rows, key=lambda row: row.date)))
+def runs_of(rows: Iterable[Row]) -> list[str]:
+    """Commit and start of the runs that rows are of, oldest first."""
+    rows = sorted(rows, key=lambda row: row.date)
+    return list(dict.fromkeys(f"commit {row.commit} at {row.date}" for row in rows))
 
 
 def require_one_run(rows: Iterable[Row]) -> None:
@@ -116,13 +117,9 @@ def require_one_run(rows: Iterable[Row]) -> None:
         runs = runs_of(row for row in rows if row.device == device)
         if len(runs) > 1:
             raise ValueError(
-                f"{device}: expected results of one run, got those of {_said(runs)}. Measure again with "
+                f"{device}: expected results of one run, got those of {', '.join(runs)}. Measure again with "
                 "'python bench.py', which starts a new file for each run."
             )
-
-
-def _said(runs: list[tuple[str, str]]) -> str:
-    return ", ".join(f"commit {commit} at {date}" for commit, date in runs)
 
 
 def select(rows: Iterable[Row], **wanted: object) -> list[Row]:
@@ -138,17 +135,13 @@ def fastest(rows: Iterable[Row]) -> Row | None:
 
 
 def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
-    """Write the file under a temporary name first: a reader sees the old one or the new one."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", newline="", encoding="utf-8") as file:
+    """Write the file as a whole: a reader sees the old one or the new one."""
+    with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in rows:
             values = (getattr(row, column) for column in COLUMNS)
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
-    os.replace(temporary, path)
 
 
 def read_rows(path: Path | str) -> list[Row]:
@@ -160,8 +153,7 @@ def read_rows(path: Path | str) -> list[Row]:
                 f"{path}: expected the columns {', '.join(COLUMNS)}; got "
                 f"{', '.join(reader.fieldnames or ['none'])}. Move the file away, or name another one."
             )
-        return [Row(**{name: _read(COLUMNS[name], value) for name, value in line.items()}) for line in reader]
-
-
-def _read(kind: type, value: str) -> object:
-    return kind(value) if value or kind is str else None
+        return [
+            Row(**{name: of(line[name]) if line[name] or of is str else None for name, of in COLUMNS.items()})
+            for line in reader
+        ]

@@ -1,19 +1,19 @@
-"""The run: plan the rows, then measure workload after workload."""
+"""The run: plan the rows, then measure them."""
 
-import dataclasses
 import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from pointproj.benchmark import interop, large, models, start
+from pointproj.benchmark import large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import Entry, backend_names, entries, executions, peer_names
+from pointproj.benchmark.contenders import SLOW, Entry, backend_names, entries, executions, peer_names
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.recorder import (
@@ -25,6 +25,7 @@ from pointproj.benchmark.recorder import (
     without_time,
 )
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
+from pointproj.benchmark.timing import measure, measure_host
 from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import machine_columns, slug
@@ -35,21 +36,14 @@ from pointproj.runtime.memory import configure_allocator
 log = logging.getLogger(__name__)
 
 WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
+OTHERS = {"large": large.parts, "start": start.parts, "import": start.import_parts}
 
 
-def run(config: BenchConfig) -> list[Row]:
-    """Measure what a checked config asks for.
+def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
+    """Measure what a checked config asks for, in the order of :func:`plan`; the rows in this order.
 
-    Returns
-    -------
-    list of Row
-        In the order in which they were measured. Each is in the CSV file as soon as it is measured, also if
-        Ctrl-C ends the run.
-
-    Raises
-    ------
-    ConfigError, DeviceError, AllocatorUnavailable
-        Before anything is measured.
+    Each is in the CSV file as soon as it is measured, also if Ctrl-C ends the run. Raises ConfigError,
+    DeviceError and AllocatorUnavailable before anything is measured.
     """
     configure_allocator(AllocatorConfig(name=config.gpu_memory))
     device = choose_device(config.device)
@@ -61,73 +55,102 @@ def run(config: BenchConfig) -> list[Row]:
     machine["date"] = config.started or machine["date"]
     if not processes.alone:
         machine["device"] = f"{processes.count} x {machine['device']}"
-        config = dataclasses.replace(config, started=None)  # one of them knows what is in the file
+        config = replace(config, started=None)  # one of them knows what is in the file
     path = config.output or f"benchmarks/{slug(machine['device'])}.csv"
-    file = ResultsFile(path, writes=processes.is_first)
-    recorder = Recorder(config, device, machine, file, shows=processes.is_first)
+    recorder = Recorder(config, device, machine, ResultsFile(path, writes=processes.is_first))
     versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
-    recorder.say(f"{machine['device']}, {versions}; results go to {file.path}")
-    parts = [(name, part) for name in config.workloads for part in _parts(config, name, device.type)]
-    recorder.expected = sum(part.rows for _, part in parts)
-    left_out: Counter[str] = Counter()
-    for name, part in parts:
+    recorder.say(f"{machine['device']}, {versions}; results go to {path}")
+    parts = plan(config, device.type, in_turns=in_turns)
+    recorder.expected = sum(part.rows for part in parts)
+    while parts:
+        part = parts.pop(0)  # with the last part of a workload its clouds are freed
         if recorder.limits.is_over:
-            left_out[name] += part.rows
-        elif part.rows:
+            recorder.left_out[part.workload] += part.rows
+        else:
             part.measure(recorder)
-    for name, rows in (+left_out).items():  # without zeros
+    for name, rows in recorder.left_out.items():
         log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
-    recorder.end()
+    counts = Counter(row.status for row in recorder.rows)
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    recorder.say(f"\n{said}; {recorder.limits.seconds:.0f} s in all")
     return recorder.rows
 
 
+def plan(config: BenchConfig, device_type: str, *, in_turns: Sequence[str] = ()) -> list[Part]:
+    """All parts, workload after workload, but what is slow comes last.
+
+    ``in_turns`` names workloads of which the first parts come first, then the second ones and so on, and no
+    others.
+    """
+    parts = [part for name in config.workloads for part in _parts(config, name, device_type)]
+    turns: Counter[str] = Counter()
+
+    def place(part: Part) -> tuple[bool, int]:
+        turns[part.workload] += bool(in_turns)
+        return part.last, turns[part.workload]
+
+    return sorted((part for part in parts if not in_turns or part.workload in in_turns), key=place)
+
+
 def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
-    """Of one workload that the config names."""
-    only = dataclasses.replace(config, workloads=[name])
-    for workload in workloads(only, device_type):  # importing the peers takes a while
-        planned = [*entries(only, workload, device_type)]
-        yield Part(sum(e.rows for e in planned), partial(_measure, workload=workload, planned=planned))
-    for module in (interop, large, models, start):
-        yield from module.parts(only, device_type)
+    """Of one workload that the config names: one for each contender."""
+    if name in models.MODELS:
+        yield from models.parts(config, name)
+    elif name in OTHERS:
+        yield from OTHERS[name](config, device_type)
+    else:
+        only = replace(config, workloads=[name])
+        for workload in workloads(only, device_type):
+            made = partial(Contest, workload)
+            shared = cache(made)  # the clouds are made once
+            for entry in entries(only, workload, device_type):  # importing the peers takes a while
+                last = (workload.name, entry.contender.name) in SLOW
+                rows = 1 if entry.contender.missing else len(entry.measurements)
+                measure = partial(_measure, workload, entry, made if last else shared)
+                yield Part(workload.name, rows, measure, last)
 
 
-def _measure(recorder: Recorder, workload: Workload, planned: list[Entry]) -> None:
-    """Make the workload's clouds and measure the planned rows; without clouds, rows say why."""
+def _measure(
+    workload: Workload, entry: Entry, contest_of: Callable[[Recorder], "Contest"], recorder: Recorder
+) -> None:
+    """Measure the rows of an entry; without clouds, a row says why."""
+    gc.collect()  # the clouds of the last workload
     try:
-        contest = Contest(recorder, workload)
+        contest = contest_of(recorder)
     except Exception as reason:
-        of_workload = {"workload": workload.name, "operator": workload.operator}
-        for contender, ((mode, execution), *_) in planned:
-            given = of_workload | _named(contender) | {"mode": mode, "execution": execution}
-            recorder.add(without_time(recorder.blank(**given, queries=0, references=0), reason))
+        (mode, execution), *_ = entry.measurements
+        given = {"workload": workload.name, "operator": workload.operator, **entry.contender.columns}
+        numbers = {"mode": mode, "execution": execution, "queries": 0, "references": 0}
+        recorder.add(without_time(recorder.blank(**given, **numbers), reason))
         return
+    gc.freeze()  # each row begins with a collection, and all objects of the libraries take half a second
     try:
-        for entry in planned:
-            # Each row begins with a collection; looking at all objects of the libraries takes half a second.
-            gc.collect()
-            gc.freeze()
-            contest.measure(entry)
-            torch.compiler.reset()  # its limit of versions of one function is for a whole process
+        contest.measure(entry)
+        torch.compiler.reset()  # its limit of versions of one function is for a whole process
     finally:
         gc.unfreeze()
-
-
-def _named(contender: Contender) -> dict[str, str]:
-    return {"contender": contender.name, "kind": contender.kind, "package": contender.package}
 
 
 class Contest:
     """The tensors of one workload, and what the reference makes of them."""
 
-    def __init__(self, recorder: Recorder, workload: Workload) -> None:
+    def __init__(self, workload: Workload, recorder: Recorder) -> None:
         self.recorder, self.workload = recorder, workload
         self.question = asked = workload.question(recorder.device)
         self.expected = Expected(workload, asked)
-        queries, points = (tensor.shape[:-1].numel() for tensor in asked.problem[:2])
+        problem = asked.problem
+        self.columns = {
+            **{"workload": workload.name, "operator": workload.operator, "radius": asked.radius},
+            "queries": problem.query_points.shape[:-1].numel(),
+            "references": problem.reference_points.shape[:-1].numel(),
+            "clouds": len(problem.ranges()),
+            "dtype": str(problem.query_points.dtype).removeprefix("torch."),
+        }
         numbers = {"k": asked.k, "r": asked.radius}
         said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
         recorder.say(
-            f"\n{workload.name} {workload.operator}{said}, {queries:,} queries, {points:,} points; "
+            f"\n{workload.name} {workload.operator}{said}, {self.columns['queries']:,} queries, "
+            f"{self.columns['references']:,} points; "
             f"{len(self.expected.checked):,} queries are compared with the reference"
         )
 
@@ -136,7 +159,7 @@ class Contest:
         contender, recorder = entry.contender, self.recorder
         if contender.missing:
             blank = self._blank(contender, contender.modes[0] if contender.modes[0] in LISTS else "-", "-")
-            recorder.add(dataclasses.replace(blank, status=MISSING, note=contender.missing))
+            recorder.add(replace(blank, status=MISSING, note=contender.missing))
             return
         blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
         blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
@@ -144,7 +167,6 @@ class Contest:
             return
         calls = Calls(contender, self.question)
         try:
-            recorder.limits.check_clock()
             recorder.limits.check_growth(blanks[0])
             with given_up_after(LONGEST_ROW_S):
                 recorder.limits.check_pairs(contender, self.question)
@@ -162,7 +184,7 @@ class Contest:
         if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
             check_error("neighbours", error, contender.allowed("knn"))
-        if contender.compared and modes & {*SUMS, *NETWORK}:
+        if modes & {*SUMS, *NETWORK}:
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
             check_error("values and feature gradient", error, contender.allowed("operator"))
@@ -182,22 +204,12 @@ class Contest:
                 self.expected.fill_upstream(calls.upstream, checked_only=False)
             return error
 
-        allowed = calls.contender.allowed(mode)
-        return self.recorder.timed(blank, make, error_of, allowed, host=self.workload.host)
+        allowed, timer = calls.contender.allowed(mode), measure_host if self.workload.host else measure
+        return self.recorder.timed(blank, make, error_of, allowed, timer)
 
     def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""
-        asked, problem = self.question, self.question.problem
-        return self.recorder.blank(
-            workload=self.workload.name,
-            operator=self.workload.operator,
-            **_named(contender),
-            **{"mode": mode, "execution": execution, "note": contender.returns},
-            queries=problem.query_points.shape[:-1].numel(),
-            references=problem.reference_points.shape[:-1].numel(),
-            clouds=len(problem.ranges()),
-            k=None if mode.endswith("csr") else asked.k,
-            radius=asked.radius,
-            channels=1 if mode in LISTS else problem.features.shape[-1],
-            dtype=str(problem.query_points.dtype).removeprefix("torch."),
-        )
+        how = {"mode": mode, "execution": execution, "note": contender.returns}
+        k = None if mode.endswith("csr") else self.question.k
+        channels = 1 if mode in LISTS else self.question.problem.features.shape[-1]
+        return self.recorder.blank(**self.columns, **contender.columns, **how, k=k, channels=channels)

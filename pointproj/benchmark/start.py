@@ -10,21 +10,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import Any
 
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig
-from pointproj.benchmark.recorder import Part, Recorder, one_row, with_time
+from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.recorder import Part, one_row
 from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT
 
 TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
-STARTS = ("cold", "warm")  # in this order: the second finds what the first left
-MODES = ("first_step", "whole")
 NOTHING = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
 IMPORTS = 3
 IMPORT_PROGRAM = """
@@ -37,22 +37,35 @@ print(time.perf_counter() - before)
 # Arguments of train.py, where {folder} may keep data, and the modes that are rows. Pictures come after a
 # first step, and are in no row's time.
 JOBS = {
-    "tutorial_knn": (("experiment=tutorial_knn", "backend=warp", "compile=true"), MODES),
+    "tutorial_knn": (("experiment=tutorial_knn", "backend=warp", "compile=true"), ("first_step", "whole")),
     "default": (
         ("training.epochs=1", "data.root={folder}/data", "data.cache={folder}/cache", "training.pictures=0"),
-        MODES[:1],
+        ("first_step",),
     ),
 }
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """A part for each job with its rows, cold and then warm, and one of the import."""
-    for name, (_, able) in JOBS.items() if "start" in config.workloads and config.execution is None else ():
-        modes = [mode for mode in able if mode in config.modes]
-        yield Part(len(STARTS) * len(modes), partial(_start, name=name, modes=modes))
-    if {"import"} <= {*config.workloads} & {*config.modes} and "eager" in (config.execution or EXECUTIONS):
-        of = {"workload": "import", "operator": "import", "contender": "pointproj", "mode": "import"}
-        yield one_row(of | NOTHING, _imported, TIMEOUT_S)
+    """One for each row: of each job the cold ones, and then the warm ones, which find what those left."""
+    for name, (arguments, modes) in JOBS.items():
+        of = {"workload": "start", "contender": name, "note": f"python train.py {' '.join(arguments[:3])}"}
+        folder = TemporaryDirectory()  # until the last part is gone
+        for execution in ("cold", "warm"):
+            seconds = cache(partial(run_seconds, arguments, device_type, folder))
+            for mode in modes:
+                found = partial(lambda of, blank: [of()[blank.mode]], seconds)
+                yield from _row(config, found, mode=mode, execution=execution, **of)
+
+
+def import_parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
+    """One, of the import, in new processes, of which the first fills the disk's cache."""
+    seconds = lambda _: [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)][1:]  # noqa: E731
+    yield from _row(config, seconds, workload="import", contender="pointproj", mode="import")
+
+
+def _row(config: BenchConfig, seconds: Callable[[Row], list[float]], **columns: Any) -> Iterator[Part]:
+    measured = lambda _, blank: replace(blank, **percentiles(seconds(blank), 1)._asdict())  # noqa: E731
+    return one_row(config, measured, TIMEOUT_S, operator=columns["workload"], **NOTHING, **columns)
 
 
 def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -68,24 +81,12 @@ def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = 
     return ended.stdout.strip().rpartition("\n")[2]
 
 
-def _start(recorder: Recorder, name: str, modes: list[str]) -> None:
-    arguments, _ = JOBS[name]
-    note = f"python train.py {' '.join(arguments[:3])}"
-    with TemporaryDirectory() as folder:
-        for start in STARTS:
-            seconds = cache(partial(run_seconds, arguments, recorder.device.type, Path(folder)))
-            for mode in modes:
-                of = {"workload": "start", "operator": "start", "contender": name, "mode": mode}
-                blank = recorder.blank(**of, **NOTHING, execution=start, note=note)
-                measured = lambda row, of=seconds: with_time(row, percentiles([of()[row.mode]], 1))  # noqa: E731
-                recorder.record(blank, measured, TIMEOUT_S)
-
-
-def run_seconds(arguments: Sequence[str], device_type: str, folder: Path) -> dict[str, float]:
-    """Train in a new process with all caches below ``folder``; errors are those of :func:`answer_of`.
+def run_seconds(arguments: Sequence[str], device_type: str, shared: TemporaryDirectory) -> dict[str, float]:
+    """Train in a new process with all caches in a folder; errors are those of :func:`answer_of`.
 
     Seconds from the start of the process to the end of the first step, and to its own end.
     """
+    folder = Path(shared.name)
     run = Path(mkdtemp(dir=folder))
     chosen = [argument.format(folder=folder) for argument in arguments]
     caches = {name: str(folder / name) for name in CACHES}
@@ -95,9 +96,3 @@ def run_seconds(arguments: Sequence[str], device_type: str, folder: Path) -> dic
     whole = time.monotonic() - before
     first = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
     return {"first_step": first - started, "whole": whole}
-
-
-def _imported(recorder: Recorder, blank: Row) -> Row:
-    """Importing the operators after torch, in new processes, of which the first fills the disk's cache."""
-    _, *seconds = [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)]
-    return with_time(blank, percentiles(seconds, 1))

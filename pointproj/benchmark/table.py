@@ -5,22 +5,13 @@ python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.m
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.results import (
-    MISSING,
-    OK,
-    OUT_OF_MINUTES,
-    SKIPPED,
-    Row,
-    fastest,
-    read_rows,
-    require_one_run,
-    select,
-)
+from pointproj.benchmark.results import MISSING, OK, SKIPPED, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
@@ -32,16 +23,9 @@ NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
-LIST_SUMS = {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
-MODELS = {"geotransolver": "GeoTransolver", "gino": "GINO"}
-OPERATOR = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
-HOST = {("host_64", "knn"): "64, kNN", ("host_64", "radius"): "64, radius", ("host_w1", "knn"): "W1"}
-HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
-ATTEND = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
-EXECUTION_ORDER = ("captured", "compiled", "eager")
 
 BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
-README_WORKLOADS = {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}
+PEAK = "peak memory, kNN"
 README_LINES = {
     "tutorial torch": "plain torch, brute force",
     "cuML": "cuML",
@@ -70,8 +54,13 @@ def tables(rows: list[Row]) -> str:
 
 def _device(rows: list[Row]) -> Iterator[str]:
     """Facts of a device and its tables; nothing if it has none of them."""
-    made = {title: _table(title, *of, rows) for title, of in _TABLES.items()}
-    filled = [f"{title}:\n\n" + "\n".join(lines) for title, lines in made.items() if len(lines) > 2]  # a head
+    filled = []
+    for title, made in _TABLES.items():
+        columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
+        form = "{s:.1f}" if title.endswith(", seconds") else "{ms}"
+        lines = lines_of(columns(rows) if callable(columns) else columns, groups(rows), form)
+        if len(lines) > 2:  # beside the head
+            filled.append(f"{title}:\n\n" + "\n".join(lines))
     if not filled:
         return
     newest = rows[-1]
@@ -81,27 +70,26 @@ def _device(rows: list[Row]) -> Iterator[str]:
     yield from filled
     missing = {row.contender: row.note for row in rows if row.status == MISSING}
     if missing:
-        short = ((name, note if len(note) < 90 else note[:87] + "...") for name, note in missing.items())
-        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in short)}."
+        notes = ((name, note if len(note) < 90 else f"{note[:87]}...") for name, note in missing.items())
+        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in notes)}."
     lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
     said = dict.fromkeys(f"- {r.contender}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
     if said:
         yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
 
-def _table(title: str, columns: Columns | Callable, groups: Callable, rows: list[Row]) -> list[str]:
+def lines_of(columns: Columns, groups: Groups, form: str, corner: str = "") -> list[str]:
     """A line for each (label, rows) of the groups, without those that have no cell."""
-    columns = columns(rows) if callable(columns) else columns
-    usual = seconds if title.endswith(", seconds") else milliseconds
-    shown = {heading: peak if heading.endswith("MiB") else usual for heading in columns}
+    forms = dict.fromkeys(columns, form) | {of: "{mib:,.0f}" for of in columns if of.endswith("MiB")}
+    forms[PEAK] = "{mib:,.0f} MiB"
     lines = [
-        [label, *(shown[heading](only(of, **wanted)) for heading, wanted in columns.items())]
-        for label, of in groups(rows)
+        [label, *(cell(fastest(select(of, **columns[heading])), forms[heading]) for heading in columns)]
+        for label, of in groups
     ]
-    return markdown("", [*columns], [line for line in lines if any(line[1:])])
+    return markdown(corner, [*columns], [line for line in lines if any(line[1:])])
 
 
-def _by_contender(rows: list[Row]) -> Groups:
+def by_contender(rows: list[Row]) -> Groups:
     """The rows of each contender: backends first and in bold."""
     rows = sorted(rows, key=lambda row: row.kind)
     ours = {row.contender for row in rows if row.kind == "backend"}
@@ -110,8 +98,8 @@ def _by_contender(rows: list[Row]) -> Groups:
 
 
 def _by_execution(rows: list[Row]) -> Groups:
-    for label, of in _by_contender(rows):
-        for execution in EXECUTION_ORDER:
+    for label, of in by_contender(rows):
+        for execution in ("captured", "compiled", "eager"):
             yield f"{label}, {execution}", select(of, execution=execution)
 
 
@@ -122,58 +110,50 @@ def _of_tutorial(rows: list[Row]) -> Groups:
         yield line.label, [row for row in of if row.driver]  # of a GPU, as the tutorial's
 
 
-def _found(rows: Iterable[Row], heading: Callable[[Row], str], *keys: str) -> Columns:
-    """A column for each heading that rows have, with what these rows have in common."""
-    return {heading(row): {key: getattr(row, key) for key in ("workload", *keys)} for row in rows}
+def _each(key: str, words: Mapping[str, str], **wanted: object) -> Columns:
+    """A column for each value of a key, by what is said for it."""
+    return {said: {key: value, **wanted} for value, said in words.items()}
+
+
+def _both(outer: Columns, between: str, inner: Columns) -> Columns:
+    """A column for each of both."""
+    return {f"{a}{between}{b}": outer[a] | inner[b] for a in outer for b in inner}
+
+
+def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str = "clouds") -> Columns:
+    """A column for each heading that rows of some workloads have, with what these rows have in common."""
+    order, columns = [*names], {}
+    found = [row for row in rows if row.workload in names]
+    for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
+        each = row.references // row.clouds
+        clouds = f"{row.clouds} of " if row.clouds > 1 else ""
+        said = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
+        columns[said] = {key: getattr(row, key) for key in ("workload", "references", further)}
+    return columns
 
 
 def _scaling(rows: list[Row]) -> Columns:
     """All sizes of uniform points, the largest of the others, and the batch."""
-    names = SCALING | {"scaling_batch": "16 of"}
-    rows = sorted((row for row in rows if row.workload in names), key=lambda row: row.references)
-    largest = {row.workload: row.references for row in rows} | {"scaling_uniform": None}
-    shown = [row for row in rows if largest[row.workload] in (None, row.references)]
-    shown.sort(key=lambda row: [*names].index(row.workload))
-    return _found(
-        shown, lambda row: f"{names[row.workload]} {_count(row.references // row.clouds)}", "references"
-    )
-
-
-def _farthest(rows: list[Row]) -> Columns:
-    def heading(row: Row) -> str:
-        clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        return f"{clouds}{row.references // row.clouds:,} to {row.k:,}"
-
-    return _found(select(rows, workload="farthest"), heading, "references", "k")
+    largest = {row.workload: row.references for row in sorted(rows, key=lambda row: row.references)}
+    shown = [r for r in rows if r.workload == "scaling_uniform" or r.references == largest[r.workload]]
+    return _found(SCALING | {"scaling_batch": "16 of"}, "{name} {size}", shown)
 
 
 def _attend(rows: list[Row]) -> Columns:
-    return {
-        f"{_count(size)}, {heading}": {"workload": "attend", "references": size, "mode": mode}
-        for size in sorted({row.references for row in select(rows, workload="attend")})
-        for heading, mode in ATTEND.items()
-    }
-
-
-def _models(rows: list[Row]) -> Columns:
-    rows = sorted((row for row in rows if row.workload in MODELS), key=lambda r: (r.workload, r.references))
-    return _found(rows, lambda r: f"{MODELS[r.workload]}, {_count(r.references)} points", "references")
+    gradients = {"with gradients": {"mode": "operator"}, "with gradients, peak MiB": {"mode": "operator"}}
+    sizes = _found({"attend": ""}, "{size}", rows)
+    return _both(sizes, ", ", {"forward": {"mode": "aggregate"}, **gradients})
 
 
 def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
-    names, order = [*LISTS], [*modes]
-    found = [row for row in rows if row.workload in LISTS and row.mode in modes]
-    found.sort(key=lambda row: (row.references, names.index(row.workload), order.index(row.mode)))
-
-    def heading(row: Row) -> str:
-        return f"{LISTS[row.workload]} {_count(row.references)}, {modes[row.mode].format(k=row.k)}"
-
-    return _found(found, heading, "references", "mode")
-
-
-def _interop(rows: list[Row]) -> Columns:
-    rows = sorted(select(rows, workload="interop"), key=lambda row: row.references)
-    return _found(rows, lambda row: f"{_count(row.references)} elements", "references")
+    """Small clouds first; the modes of a cloud beside each other."""
+    columns = {}
+    for size in sorted({row.references for row in rows}):
+        for name, said in LISTS.items():
+            for mode, words in modes.items():
+                found = select(rows, workload=name, references=size, mode=mode)
+                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", found, further="mode")
+    return columns
 
 
 def _count(number: int) -> str:
@@ -181,86 +161,79 @@ def _count(number: int) -> str:
     return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
 
 
-def _modes(workload: str, **headings: str) -> Columns:
-    """A column for each mode of a workload."""
-    return {heading: {"workload": workload, "mode": mode} for mode, heading in headings.items()}
-
-
-_OPERATORS = {
-    f"{words} {called}": {"workload": name, "mode": mode}
-    for name, words in NAMED.items()
-    for mode, called in OPERATOR.items()
-}
+_OPERATORS = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
+_HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
 _HOSTS = {
-    f"{words}: {called}": {"workload": name, "operator": operator, "mode": mode}
-    for (name, operator), words in HOST.items()
-    for mode, called in HOST_MODES.items()
+    **_each("operator", {"knn": "64, kNN", "radius": "64, radius"}, workload="host_64"),
+    **_each("workload", {"host_w1": "W1"}, operator="knn"),
 }
-_BATCHES = {
-    f"{kind} {operator}": {"workload": f"batch_{kind}", "operator": operator, "mode": "operator"}
-    for kind in ("dense", "ragged")
-    for operator in ("knn", "radius")
-}
-_STEPS = {f"{words} step": {"workload": name, "mode": "step"} for name, words in NAMED.items()}
-_LARGE = _modes("large", aggregate="forward, ms", operator="with the features' gradient, ms")
-_STARTS = {
-    f"{words}, {start} caches": {"workload": "start", "mode": mode, "execution": start}
-    for mode, words in (("first_step", "first step"), ("whole", "whole run"))
-    for start in ("cold", "warm")
-}
+_BATCHES = {"batch_dense": "dense", "batch_ragged": "ragged"}
+_LARGE = {"aggregate": "forward, ms", "operator": "with the features' gradient, ms"}
+_STARTS = {"first_step": "first step", "whole": "whole run"}
+_STEP_PEAK = {"workload": "w1", "mode": "step"}
 
-# Title, which says the unit: columns, or what makes them of the rows; lines.
-_TABLES: dict[str, tuple[Columns | Callable[[list[Row]], Columns], Callable[[list[Row]], Groups]]] = {
+
+# Title -> columns, or what makes them of the rows; and what makes the lines, if not :func:`_by_execution`.
+_TABLES: dict[str, Any] = {
     "The tutorial's table (W1), reproduced, and ours below it": (
-        _modes("w1", forward="forward, ms", step="training step, ms") | _modes("w1", step="step, peak MiB"),
+        _each("mode", {"forward": "forward, ms", "step": "training step, ms"}, workload="w1")
+        | {"step, peak MiB": _STEP_PEAK},
         _of_tutorial,
     ),
-    "Network, milliseconds (median)": (
-        _modes("w1", forward="W1 forward") | _STEPS | _modes("w1", step="W1 step, peak MiB"),
-        _by_execution,
+    "Network, milliseconds (median)": {
+        "W1 forward": {"workload": "w1", "mode": "forward"},
+        **_both(_each("workload", NAMED), " ", {"step": {"mode": "step"}}),
+        "W1 step, peak MiB": _STEP_PEAK,
+    },
+    "Operator alone, index built in each call, milliseconds": _both(
+        _each("workload", NAMED), " ", _each("mode", _OPERATORS)
     ),
-    "Operator alone, index built in each call, milliseconds": (_OPERATORS, _by_execution),
-    "kNN of W1, distances and indices, milliseconds": (
-        _modes("w1", knn="built in the call", search="ready"),
-        _by_execution,
+    "kNN of W1, distances and indices, milliseconds": _each(
+        "mode", {"knn": "built in the call", "search": "ready"}, workload="w1"
     ),
-    "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": (
-        _scaling,
-        _by_execution,
-    ),
-    "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": (_attend, _by_execution),
+    "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": _scaling,
+    "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": _attend,
     "Farthest points, milliseconds": (
-        _farthest,
-        lambda rows: _by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
+        partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", further="k"),
+        lambda rows: by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
     ),
-    "Time that the host takes to issue an eager call, milliseconds": (_HOSTS, _by_contender),
-    "Batches: forward with the features' gradient, milliseconds": (_BATCHES, _by_execution),
-    "Lists of neighbours within a radius, index built in each call, milliseconds": (
-        partial(_lists, FORMS),
-        _by_execution,
+    "Time that the host takes to issue an eager call, milliseconds": (
+        _both(_HOSTS, ": ", _each("mode", _HOST_MODES)),
+        by_contender,
     ),
-    "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": (
-        partial(_lists, LIST_SUMS),
-        _by_execution,
+    "Batches: forward with the features' gradient, milliseconds": _both(
+        _each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})
+    ),
+    "Lists of neighbours within a radius, index built in each call, milliseconds": partial(_lists, FORMS),
+    "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": partial(
+        _lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
     ),
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
-        _LARGE | _modes("large", operator="peak on each device, MiB"),
-        _by_contender,
+        _each("mode", _LARGE, workload="large")
+        | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
+        by_contender,
     ),
-    "A training step of whole models, with their library's search and with ours, milliseconds": (
-        _models,
-        _by_execution,
+    "A training step of whole models, with their library's search and with ours, milliseconds": partial(
+        _found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points"
     ),
     "From the start of a training run to the end of its first step, and of the run, seconds": (
-        _STARTS,
-        _by_contender,
+        _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
+        by_contender,
     ),
-    "A Warp kernel on new tensors that require a gradient, milliseconds": (_interop, _by_contender),
+    "A Warp kernel on new tensors that require a gradient, milliseconds": (
+        partial(_found, {"interop": ""}, "{size} elements"),
+        by_contender,
+    ),
     "`from pointproj import knn` in a new process, after `import torch`": (
         {"ms": {"workload": "import"}},
-        _by_contender,
+        by_contender,
     ),
 }
+_README = _both(
+    _each("workload", {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}),
+    ": ",
+    {"eager": {"execution": "eager"}, "best": {}},
+)
 
 
 def renew(page: Path, rows: list[Row]) -> None:
@@ -275,22 +248,11 @@ def renew(page: Path, rows: list[Row]) -> None:
 
 def readme_table(rows: list[Row]) -> str:
     """The table and a sentence about its run."""
-    steps = select(rows, mode="step")
-    head = [f"{words}: {how}" for words in README_WORKLOADS.values() for how in ("eager", "best")]
-    body = [_readme_line(name, select(steps, contender=name)) for name in README_LINES]
-    lines = markdown("milliseconds", [*head, "peak memory, kNN"], [line for line in body if any(line[1:])])
-    run = rows[-1]
+    steps, run = select(rows, mode="step"), rows[-1]
+    groups = [(said, select(steps, contender=name)) for name, said in README_LINES.items()]
+    lines = lines_of(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
     versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
     return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])
-
-
-def _readme_line(name: str, rows: list[Row]) -> list[str]:
-    cells = []
-    for workload in README_WORKLOADS:
-        of = select(rows, workload=workload)
-        cells += [milliseconds(only(of, execution="eager")), milliseconds(fastest(of))]
-    best = fastest(select(rows, workload="w1"))
-    return [README_LINES[name], *cells, f"{peak(best)} MiB" if best is not None else ""]
 
 
 def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
@@ -299,37 +261,22 @@ def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def only(rows: Iterable[Row], **wanted: object) -> Row | None:
-    """The row that has these values, if there is one."""
-    return next(reversed(select(rows, **wanted)), None)
-
-
-def milliseconds(row: Row | None) -> str:
-    """The median time."""
-    return cell(row, lambda row: f"{row.p50_ms:.3g}" if row.p50_ms < 100 else f"{row.p50_ms:.0f}")
-
-
-def seconds(row: Row | None) -> str:
-    """The median time, for what takes seconds."""
-    return cell(row, lambda row: f"{row.p50_ms / 1e3:.1f}")
-
-
-def peak(row: Row | None) -> str:
-    """Peak memory in MiB."""
-    return cell(row, lambda row: f"{row.peak_mib:,.0f}")
-
-
-def cell(row: Row | None, value: Callable[[Row], str]) -> str:
-    """The value of a row that was measured, else why it was not in a word or two."""
+def cell(row: Row | None, form: str = "{ms}") -> str:
+    """A row's median time or peak memory in this form, else in short why it was not measured."""
     if row is None or row.status == MISSING:
         return ""
     if row.status == OK:
-        return value(row)
+        return form.format(ms=short(row.p50_ms), s=row.p50_ms / 1e3, mib=row.peak_mib or 0)
     if "OutOfMemory" in row.note or "GiB are free" in row.note:
         return "out of memory"
-    if row.status == SKIPPED and row.note.startswith(OUT_OF_MINUTES):
+    if row.status == SKIPPED and row.note.startswith("minutes="):
         return "not run"
     return "too slow" if row.status == SKIPPED else row.status
+
+
+def short(ms: float) -> str:
+    """Milliseconds in three digits, from 100 on without decimals."""
+    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
 
 
 def main(arguments: Sequence[str]) -> None:

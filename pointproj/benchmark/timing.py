@@ -24,11 +24,11 @@ Call = Callable[[], object]
 
 
 class Timing(NamedTuple):
-    """Percentiles in milliseconds per call."""
+    """Percentiles per call: columns of a row."""
 
-    p20: float
-    p50: float
-    p80: float
+    p20_ms: float
+    p50_ms: float
+    p80_ms: float
     repetitions: int
 
 

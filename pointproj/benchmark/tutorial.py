@@ -25,7 +25,6 @@ class Line(NamedTuple):
     contender: str
     execution: str
     gpu_memory: str = "torch"
-    kind: str = "peers"  # peers | backends
 
 
 LINES = (
@@ -35,23 +34,22 @@ LINES = (
     Line("cuML + torch.compile", "cuML", "compiled"),
     Line("cuML + RMM", "cuML", "eager", "rmm"),
     Line("cuML + RMM + torch.compile", "cuML", "compiled", "rmm"),
-    Line("**`backend=cuml`**", "cuml", "eager", kind="backends"),
-    Line("**`backend=cuml compile=true`**", "cuml", "compiled", kind="backends"),
-    Line("**`backend=cuml allocator=rmm`**", "cuml", "eager", "rmm", kind="backends"),
-    Line("**`backend=cuml allocator=rmm compile=true`**", "cuml", "compiled", "rmm", kind="backends"),
-    Line("**`backend=warp`**", "warp", "eager", kind="backends"),
-    Line("**`backend=warp compile=true`**", "warp", "captured", kind="backends"),
+    Line("**`backend=cuml`**", "cuml", "eager"),
+    Line("**`backend=cuml compile=true`**", "cuml", "compiled"),
+    Line("**`backend=cuml allocator=rmm`**", "cuml", "eager", "rmm"),
+    Line("**`backend=cuml allocator=rmm compile=true`**", "cuml", "compiled", "rmm"),
+    Line("**`backend=warp`**", "warp", "eager"),
+    Line("**`backend=warp compile=true`**", "warp", "captured"),
 )
 
 
 def command(line: Line, further: list[str]) -> list[str]:
     """The command that measures one line."""
-    others = "backends" if line.kind == "peers" else "peers"
+    kind, others = ("backends", "peers") if "backend=" in line.label else ("peers", "backends")
     return [
         *(sys.executable, str(PROJECT / "bench.py"), "workloads=[w1]", "modes=[forward,step]"),
         *(f"execution=[{line.execution}]", f"gpu_memory={line.gpu_memory}"),
-        *(f"{line.kind}=['{line.contender}']", f"{others}=[]"),
-        *further,
+        *(f"{kind}=['{line.contender}']", f"{others}=[]", *further),
     ]
 
 

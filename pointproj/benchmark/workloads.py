@@ -1,8 +1,9 @@
 """The named workloads: which clouds, what is asked of them, and what is called."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
 from pointproj.ops import reference
-from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian, itself
+from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian
 
 Points = Callable[[torch.Generator], Tensor]
 
@@ -73,17 +74,8 @@ class Question(NamedTuple):
         """All pairs of a query and a reference point of the same cloud."""
         return sum(len(q) * len(r) for q, r in self.problem.ranges())
 
-    def part(self, pairs: int) -> "Question":
-        """The first cloud with so few of its queries that they form about ``pairs``."""
-        queries, points = self.problem.ranges()[0]
-        query, found, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        few = query[queries.start : queries.stop][: max(1, pairs // len(points))].clone()
-        span = slice(points.start, points.stop)
-        capacity = max(1, self.capacity * len(few) // len(queries))
-        return self._replace(problem=Problem(few, found[span], features[span]), capacity=capacity)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Workload:
     """One question and what is measured of it."""
 
@@ -97,13 +89,11 @@ class Workload:
     host: bool = False  # whether the time that the host takes to issue a call is asked for
 
 
-Family = Callable[[BenchConfig, str], Iterable[Workload]]
-
-
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     """The workloads of this module that a config names, in the order of the results."""
     for name in config.workloads:
-        yield from _FAMILIES[name](config, device_type) if name in _FAMILIES else ()
+        yield from _of_cases(name, device_type)
+        yield from _within_itself(name, config.sizes, device_type)
 
 
 def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
@@ -112,40 +102,44 @@ def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
     return lambda device: Question(case.problem(device), **asked, sigma=case.sigma)
 
 
-def within_itself(points: Points, k: int, clouds: int | None = None) -> Callable[[torch.device], Question]:
+def within_itself(
+    points: Points, k: int, clouds: int | None = None, channels: int | None = None
+) -> Callable[[torch.device], Question]:
     """What asks for the k nearest of each point of a cloud, or of so many clouds; one tensor, not two."""
 
     def question(device: torch.device) -> Question:
-        cloud = points(torch.Generator().manual_seed(0)).float().to(device)
+        generator = torch.Generator().manual_seed(0)
+        cloud = points(generator).float().to(device)
         cloud = cloud.view(clouds, -1, 3) if clouds else cloud
-        return Question(Problem(cloud, cloud, cloud.new_zeros(*cloud.shape[:-1], 1)), k)
+        features = cloud.new_zeros(*cloud.shape[:-1], 1)
+        if channels:
+            features = torch.randn(len(cloud), channels, generator=generator).to(device)
+        return Question(Problem(cloud, cloud, features), k)
 
     return question
 
 
 def list_question(points: Points, device: torch.device) -> Question:
     """What asks for lists of a cloud within itself, with features of its points."""
-    case = Case("lists", itself(points), radius=None, channels=CHANNELS)
-    _, cloud, features, *_ = case.problem(device)
-    asked = {"k": LIST_K, "radius": radius_of(cloud), "capacity": LIST_CAPACITY * len(cloud)}
-    return Question(Problem(cloud, cloud, features), **asked)
+    asked = within_itself(points, LIST_K, channels=CHANNELS)(device)
+    cloud = asked.points[0]
+    return asked._replace(radius=radius_of(cloud), capacity=LIST_CAPACITY * len(cloud))
 
 
 def crystal_question(size: int, device: torch.device) -> Question:
     """What asks for the 42 neighbours that a point of a crystal has, and itself."""
-    question = within_itself(crystal(size), CRYSTAL_K)(device)
-    return question._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
+    asked = within_itself(crystal(size), CRYSTAL_K)(device)
+    return asked._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
 
 
 def attention_question(size: int, device: torch.device) -> Question:
     """What asks for attention over the nearest of uniform points, with random queries, keys and values."""
-    generator = torch.Generator().manual_seed(0)
-    points = uniform(size)(generator).float().to(device)
-    tensors = [torch.randn(size, ATTEND_CHANNELS, generator=generator).to(device) for _ in range(3)]
-    distances, indices = pointproj.knn(points, points, ATTEND_K)
+    asked = within_itself(uniform(size), ATTEND_K, channels=3 * ATTEND_CHANNELS)(device)
+    *attended, values = (part.contiguous() for part in asked.problem.features.chunk(3, dim=1))
+    distances, indices = pointproj.knn(*asked.points, ATTEND_K)
     lists = pointproj.Neighbors(indices.long(), distances)
-    problem = Problem(points, points, tensors[2])
-    return Question(problem, ATTEND_K, neighbors=lists, attended=tuple(tensors[:2]))
+    problem = asked.problem._replace(features=values)
+    return asked._replace(problem=problem, neighbors=lists, attended=tuple(attended))
 
 
 def radius_of(points: Tensor) -> float:
@@ -193,75 +187,62 @@ def furniture_surface(class_name: str, count: int, rng: np.random.Generator) -> 
     return sample_surface(normalize(make_furniture(class_name, seed=1)), count, rng)[0]
 
 
-def _w1(*_: object) -> list[Workload]:
-    fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
-    return [Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)]
-
-
-def _w2(name: str, case: Case) -> Family:
-    fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
-    return lambda *_: [Workload(name, "radius", (*SUMS, "step"), of_case(case, "radius"), fewer=fewer)]
-
-
-def _host(config: BenchConfig, device_type: str) -> Iterator[Workload]:
+def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
+    """W1 and W2, small clouds for the host's time, and batches."""
     few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
-    settings = {"modes": ("aggregate", "operator", "step"), "peers": "none", "executions": ("eager",)}
-    for operator in ("knn", "radius"):
-        yield Workload("host_64", operator, question=of_case(few, operator), host=True, **settings)
-    if device_type == "cuda":  # elsewhere the host does the work itself
-        yield Workload("host_w1", "knn", question=of_case(W1, "knn"), host=True, **settings)
+    if name == "w1":
+        fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
+        yield Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)
+    elif name in ("w2", "w2_wide"):
+        fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
+        asked = of_case(W2 if name == "w2" else W2_WIDE, "radius")
+        yield Workload(name, "radius", (*SUMS, "step"), asked, fewer=fewer)
+    elif name == "host":
+        settings = {"peers": "none", "executions": ("eager",), "host": True}
+        cases = [(few, "knn"), (few, "radius")]
+        cases += [(replace(W1, id="host_w1"), "knn")] if device_type == "cuda" else []  # else it works itself
+        for case, operator in cases:
+            modes = ("aggregate", "operator", "step")
+            yield Workload(case.id, operator, modes, of_case(case, operator), **settings)
+    elif name == "batches":
+        shared = {"k": 7, "radius": 0.1, "channels": CHANNELS}
+        dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
+        totals = (sum(column) for column in zip(*RAGGED, strict=True))
+        ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
+        for case, operator in product((dense, ragged), ("knn", "radius")):
+            settings = {"peers": "none", "executions": ("eager",)}
+            yield Workload(case.id, operator, ("operator",), of_case(case, operator), **settings)
 
 
-def _scaling(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    settings = {"operator": "knn", "modes": ("knn",), "executions": UNCOMPILED}
-    for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
-        every = bool(config.sizes) or kind == "uniform"
-        peers = "all" if every or device_type == "cpu" else "none"
-        for size in sorted(config.sizes or SIZES[device_type]) if every else [SIZE[device_type]]:
-            asked = within_itself(points(size), SELF_K)
-            yield Workload(f"scaling_{kind}", question=asked, peers=peers, **settings)
-    asked = within_itself(uniform(16 * 10_000), SELF_K, clouds=16)
-    yield Workload("scaling_batch", question=asked, peers="batched", **settings)
-
-
-def _farthest(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    settings = {"operator": "farthest", "modes": ("farthest",), "executions": ("eager",)}
-    for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
-        asked = within_itself(uniform(size * (clouds or 1)), count, clouds)
-        if device_type == "cuda" or size * count <= 10**8:
-            peers = "batched" if clouds else "all"
-            yield Workload("farthest", question=asked, peers=peers, **settings)
-
-
-def _batches(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    shared = {"k": 7, "radius": 0.1, "channels": CHANNELS}
-    dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
-    totals = (sum(column) for column in zip(*RAGGED, strict=True))
-    ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
-    settings = {"modes": ("operator",), "peers": "none", "executions": ("eager",)}
-    for case in (dense, ragged):
-        for operator in ("knn", "radius"):
-            yield Workload(case.id, operator, question=of_case(case, operator), **settings)
-
-
-def _lists(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    for size in sorted(config.sizes or LIST_SIZES[device_type]):
-        for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
-            asked = partial(list_question, points(size))
-            yield Workload(f"lists_{kind}", "radius", OF_LISTS, asked, executions=of)
-    for size in sorted(config.sizes or CRYSTAL_SIZES[device_type]):
-        asked = partial(crystal_question, size)
-        yield Workload("lists_crystal", "radius", LISTS, asked, executions=UNCOMPILED)
-
-
-def _attend(config: BenchConfig, device_type: str) -> Iterator[Workload]:
-    for size in sorted(config.sizes or ATTEND_SIZES[device_type]):
-        asked = partial(attention_question, size)
-        yield Workload("attend", "attend", SUMS[:2], asked, executions=UNCOMPILED)
-
-
-_FAMILIES: dict[str, Family] = {
-    **{"w1": _w1, "w2": _w2("w2", W2), "w2_wide": _w2("w2_wide", W2_WIDE), "host": _host},
-    **{"scaling": _scaling, "farthest": _farthest, "batches": _batches, "lists": _lists},
-    "attend": _attend,
-}
+def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iterator[Workload]:
+    """Clouds that are searched within themselves, of these sizes or of those of the device."""
+    sizes = sorted(sizes or ())
+    if name == "scaling":
+        settings = {"operator": "knn", "modes": ("knn",), "executions": UNCOMPILED}
+        for kind, points in (("uniform", uniform), ("clustered", clustered), ("surface", surface)):
+            every = bool(sizes) or kind == "uniform"
+            peers = "all" if every or device_type == "cpu" else "none"
+            for size in sizes or SIZES[device_type] if every else [SIZE[device_type]]:
+                asked = within_itself(points(size), SELF_K)
+                yield Workload(f"scaling_{kind}", question=asked, peers=peers, **settings)
+        asked = within_itself(uniform(16 * 10_000), SELF_K, clouds=16)
+        yield Workload("scaling_batch", question=asked, peers="batched", **settings)
+    elif name == "farthest":
+        settings = {"operator": "farthest", "modes": ("farthest",), "executions": ("eager",)}
+        for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
+            asked = within_itself(uniform(size * (clouds or 1)), count, clouds)
+            if device_type == "cuda" or size * count <= 10**8:
+                peers = "batched" if clouds else "all"
+                yield Workload("farthest", question=asked, peers=peers, **settings)
+    elif name == "lists":
+        for size in sizes or LIST_SIZES[device_type]:
+            for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
+                asked = partial(list_question, points(size))
+                yield Workload(f"lists_{kind}", "radius", OF_LISTS, asked, executions=of)
+        for size in sizes or CRYSTAL_SIZES[device_type]:
+            asked = partial(crystal_question, size)
+            yield Workload("lists_crystal", "radius", LISTS, asked, executions=UNCOMPILED)
+    elif name == "attend":
+        for size in sizes or ATTEND_SIZES[device_type]:
+            asked = partial(attention_question, size)
+            yield Workload("attend", "attend", SUMS[:2], asked, executions=UNCOMPILED)

@@ -10,6 +10,7 @@ import torch
 
 from pointproj.benchmark import contenders, workloads
 from pointproj.benchmark.config import BenchConfig, to_bench_config
+from pointproj.benchmark.run import plan
 from pointproj.config import ConfigError
 from tests.benchmark.test_run import KNN
 
@@ -37,7 +38,7 @@ class TestPlan:
         assert query_points is reference_points
         assert reference_points.shape == (16, 10_000, 3)
         asked = [entry.contender.name for entry in contenders.entries(config, batch, "cuda")]
-        assert asked == ["torch", "torchbvh", "torch-cluster", "KeOps"]
+        assert asked == ["torch", "torchbvh", "torch-cluster"]
 
     def test_a_point_of_the_crystal_has_42_neighbours(self):
         question = workloads.crystal_question(2000, CPU)
@@ -101,7 +102,13 @@ class TestPlan:
             first = [name for name in contenders.FIRST if name in named]
             assert named[: len(first)] == first
             assert {"native", "warp", "tutorial torch", "PhysicsNeMo"} <= {*first}
-            assert {"triton", "torch", "torch-cluster", "KeOps"} <= {*named}
+            assert {"triton", "torch", "torch-cluster"} <= {*named}
+
+    def test_what_takes_minutes_comes_last(self):
+        config = BenchConfig(workloads=["scaling", "lists"], backends=["native", "warp"], peers=[])
+        parts = plan(config, "cuda")
+        assert [(part.workload, part.last) for part in parts if part.last] == [("scaling_clustered", True)]
+        assert parts[-1].last
 
     def test_the_hosts_time_is_asked_of_eager_calls(self):
         config = BenchConfig(workloads=["host"], backends=["warp", "torch"], peers=[])

@@ -7,6 +7,7 @@ import pytest
 from pointproj.benchmark import quick
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import SKIPPED, Row
+from pointproj.benchmark.run import plan
 from tests.benchmark.rows import row
 
 ROWS = [
@@ -19,16 +20,13 @@ ROWS = [
 
 
 def test_the_fastest_execution_of_each_contender_is_shown():
-    best = quick.best_times(ROWS)
     first, _, step, *_ = quick.TASKS
-    assert {name: found.p50_ms for name, found in best[first].items()} == {
-        "native": 8.8,
-        "scipy cKDTree": 43.4,
-    }
-    assert best[step]["native"].status == SKIPPED
-    columns = [[*column.cells] for column in quick.table(ROWS).columns]
-    assert [column[0] for column in columns] == [first, "8.8", "43.4"]
-    assert [column[2] for column in columns] == [step, "too slow", ""]
+    assert quick.table(ROWS) == [
+        "| milliseconds | **native** | scipy cKDTree |",
+        "| --- | ---: | ---: |",
+        f"| {first} | 8.8 | 43.4 |",
+        f"| {step} | too slow |  |",
+    ]
 
 
 def test_the_command_measures_what_is_installed(
@@ -36,8 +34,12 @@ def test_the_command_measures_what_is_installed(
 ):
     asked = []
 
-    def measured(config: BenchConfig) -> list[Row]:
+    def measured(config: BenchConfig, *, in_turns: list[str]) -> list[Row]:
         asked.append(config)
+        parts = [part.workload for part in plan(config, "cpu", in_turns=in_turns)]
+        shown = ["w1", "lists_uniform", "w2"]
+        assert parts[:6] == shown * 2  # the first contender of each task, then the second
+        assert {*parts} == {*shown}
         return ROWS
 
     monkeypatch.setattr(quick, "run", measured)
@@ -49,7 +51,8 @@ def test_the_command_measures_what_is_installed(
     assert "native" in config.backends
     assert "triton" not in config.backends
     shown = capsys.readouterr().out
+    assert "8.8" in shown
     assert "All results agree with the reference: the largest error is 1.5e-07" in shown
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
-    monkeypatch.setattr(quick, "run", lambda config: ROWS[3:4])
+    monkeypatch.setattr(quick, "run", lambda config, in_turns: ROWS[3:4])
     assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1

@@ -10,18 +10,17 @@ import pytest
 from pointproj.benchmark import start
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import FAILED, OK
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import plan, run
 from tests.benchmark.test_run import bench_config
 
 
 def test_each_job_starts_cold_and_then_warm():
     def rows(**of: object) -> list[int]:
-        return [part.rows for part in start.parts(BenchConfig(**of), "cpu")]
+        return [part.rows for part in plan(BenchConfig(**of), "cpu")]
 
-    assert rows(workloads=["start"]) == [4, 2]
-    assert rows(workloads=["start"], modes=["whole"]) == [2, 0]
+    assert rows(workloads=["start"]) == [1] * 6
+    assert rows(workloads=["start"], modes=["whole"]) == [1] * 2
     assert rows(workloads=["start"], execution=["captured"]) == []
-    assert rows(workloads=["w1"]) == []
     assert rows(workloads=["import"]) == [1]
 
 

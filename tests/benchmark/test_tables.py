@@ -131,12 +131,13 @@ class TestTable:
         assert "`from pointproj import knn` in a new process" in text
         assert "| **pointproj** | 34.4 |" in text
 
-    def test_plots_are_small_pictures(self, tmp_path: Path):
+    def test_a_plot_is_a_small_picture(self, tmp_path: Path):
         file = ResultsFile(tmp_path / "h200.csv")
         for r in self.ROWS:
             file.add(r)
-        drawn = plots.draw(tmp_path / "h200.csv")
-        assert [p.name for p in drawn] == ["h200-scaling.png", "h200-workloads.png"]
-        for picture in drawn:
-            assert picture.read_bytes()[:4] == b"\x89PNG"
-            assert 2_000 < picture.stat().st_size < 200_000
+        picture = plots.draw(tmp_path / "h200.csv")
+        assert picture.name == "h200-workloads.png"
+        assert picture.read_bytes()[:4] == b"\x89PNG"
+        assert 2_000 < picture.stat().st_size < 200_000
+        write_rows(tmp_path / "none.csv", [row(workload="host_64")])
+        assert plots.draw(tmp_path / "none.csv") is None
