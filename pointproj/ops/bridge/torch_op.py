@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker
+from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker, tensor_places
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
@@ -130,7 +130,7 @@ def torch_op(
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
-    places = declared.places or _tensor_places(declared.parameters)
+    places = declared.places or tensor_places([*declared.parameters.values()])
     rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
 
@@ -218,7 +218,7 @@ def _second_backward_op(declared: _Declared, second_backward: Callable | None) -
         return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
 
     refuse = _refuse(f"{name} has no third derivative")
-    rule = Rule(_tensor_places(parameters), count, Kept([]), refuse, refuse)
+    rule = Rule(tensor_places([*parameters.values()]), count, Kept([]), refuse, refuse)
     return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
 
 
@@ -267,10 +267,6 @@ def _refuse(message: str) -> Callable[..., Any]:
 
     refuse.body = refuse
     return refuse
-
-
-def _tensor_places(parameters: dict[str, Any]) -> list[int]:
-    return [i for i, kind in enumerate(parameters.values()) if kind in (Tensor, Tensor | None)]
 
 
 def empty_like(tensor: Tensor) -> Tensor:
