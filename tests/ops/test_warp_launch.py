@@ -107,7 +107,7 @@ def test_parameters_are_where_warp_puts_them():
     expected = wp.launch(takes_everything, 1, inputs=given, device="cpu", record_cmd=True).params[1:]
 
     recorded = _Recorded(takes_everything, 1, None, adjoint=False)
-    recorded.write(values, {})
+    recorded.launch(1, values, {}, None)
     names = [a.label for a in takes_everything.adj.args]
     for name, written, param in zip(names, recorded.parameters, expected, strict=True):
         assert bytes(written) == bytes(param), name

@@ -8,7 +8,6 @@ Nothing passes from forward to backward on the side: whatever a backward needs a
 arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
 """
 
-import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -24,6 +23,14 @@ from pointproj.ops.bridge.torch_internals import any_requires_grad
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 Tensors = tuple[Tensor, ...]
 OptionalTensors = tuple[Tensor | None, ...]
+
+
+# What torch.compile leaves on disk holds sizes of our operators' outputs, and its key the operators' names
+# alone: with our sources in the key, code of an earlier layout is not found after an update.
+_sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+_version = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
+_theirs = torch.compiler.config.cache_key_tag
+torch.compiler.config.cache_key_tag = f"{_theirs} pointproj-{_version}".lstrip()
 
 
 class Saved(NamedTuple):
@@ -98,9 +105,6 @@ def torch_op(
     NotImplementedError
         At the backward call, when a derivative is asked for that was not given here.
     """
-    tag, own = torch.compiler.config.cache_key_tag, _version()
-    if own not in tag:  # whoever else adds to it
-        torch.compiler.config.cache_key_tag = f"{tag} {own}".lstrip()
     declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
     if backward is None or not differentiable:
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
@@ -133,19 +137,6 @@ def torch_op(
     places = declared.places or tensor_places([*declared.parameters.values()])
     rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
-
-
-@functools.cache
-def _version() -> str:
-    """16 digits that follow from our sources, for the key of what torch.compile leaves on disk.
-
-    It holds sizes of our operators' outputs, and torch's key knows the operators' names alone: after an
-    update, code of an earlier layout would be found and run.
-    """
-    digest, folder = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"pointproj-{digest.hexdigest()[:16]}"
 
 
 class _Declared:

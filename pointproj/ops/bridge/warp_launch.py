@@ -61,8 +61,7 @@ class Launch:
             recorded = unused.pop()
         except IndexError:
             recorded = _Recorded(kernel, block_dim, self._stream, adjoint)
-        recorded.write(values, self._converted)
-        recorded.launch(dim, self._stream)
+        recorded.launch(dim, values, self._converted, self._stream)
         unused.append(recorded)
 
 
@@ -94,11 +93,11 @@ class _Recorded:
         self.parameters = self.command.params[1:]  # behind the dimensions
         self.writers = _writers(kernel) * (1 + adjoint)
 
-    def write(self, values: Sequence[Any], converted: dict[int, tuple]) -> None:
+    def launch(
+        self, dim: Any, values: Sequence, converted: dict[int, tuple], stream: wp.Stream | None
+    ) -> None:
         for write, memory, value in zip(self.writers, self.parameters, values, strict=True):
             write(memory, 0, value, converted)
-
-    def launch(self, dim: Any, stream: wp.Stream | None) -> None:
         if dim != self.dim:
             self.command.set_dim(dim)
             self.dim = dim
@@ -135,12 +134,9 @@ def _writer(kind: Any) -> Writer:
 def _array_writer(kind: Any) -> Writer:
     """Address, shape, strides in bytes, dimensions."""
     ndim, ctype, layout = kind.ndim, type(kind.__ctype__()), "="
-    for part, form in (
-        (ctype.data, "Q"),
-        (ctype.shape, f"{ndim}i"),
-        (ctype.strides, f"{ndim}i"),
-        (ctype.ndim, "H"),
-    ):
+    numbers = f"{ndim}i"
+    parts = (ctype.data, "Q"), (ctype.shape, numbers), (ctype.strides, numbers), (ctype.ndim, "H")
+    for part, form in parts:
         layout += f"{part.offset - struct.calcsize(layout)}x{form}"
     pack, absent = struct.Struct(layout).pack_into, (0,) * (1 + 2 * ndim)
     size = wp.types.type_size_in_bytes(kind.dtype) // wp.types.type_size(kind.dtype)  # of a number
