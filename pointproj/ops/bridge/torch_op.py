@@ -267,10 +267,7 @@ def empty_like(tensor: Tensor) -> Tensor:
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
     """Contiguous values; zeros like the other where one is missing, and an empty tensor where both are."""
-
-    def filled(value: Tensor | None, like: Tensor | None) -> Tensor:
-        if value is not None:
-            return value.contiguous()
-        return torch.zeros(0) if like is None else empty_like(like).zero_()
-
-    return [*map(filled, values, likes)]
+    return [
+        v.contiguous() if v is not None else torch.zeros(0) if like is None else empty_like(like).zero_()
+        for v, like in zip(values, likes, strict=False)
+    ]
