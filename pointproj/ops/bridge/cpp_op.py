@@ -44,10 +44,6 @@ class CppOp:
         except MemoryError as error:  # the stable ABI cannot throw torch's own
             raise torch.OutOfMemoryError(str(error)) from None
 
-    def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
-        """As :func:`torch.library.register_autograd`."""
-        torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
-
 
 def cpp_op(
     library: Any, name: str, outputs: Callable[[SimpleNamespace], tuple[Spec, ...]], **derivatives: Any

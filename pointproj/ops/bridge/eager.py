@@ -132,7 +132,7 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
 
         return backward
 
-    operator.register_autograd(backward_of(False), setup_context=setup_context)
+    torch.library.register_autograd(name, backward_of(False), setup_context=setup_context)
     methods = {"setup_context": setup_context, "forward": operator.body, "backward": backward_of(True)}
     function = _function(name, **methods)
     apply = apply_of(function)
@@ -151,16 +151,22 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
         made = (*jvp(take(tangents), kept.restored(ctx)), *[None] * (count - heads))
         return made if count > 1 else made[0]
 
+    methods = {"setup_context": keep_for_both, "forward": operator, "backward": backward_of(False)}
+    function = _function(name, jvp=along, vmap=_vmap_of(operator, count), **methods)
+    operator.direct, operator.transformed = direct, function.apply
+    operator.__class__ = _called_in_three_ways(type(operator))
+
+
+def _vmap_of(operator: Any, count: int) -> Callable[..., tuple[Any, Any]]:
+    """One call for each element of the batch."""
+
     def vmap(info: Any, in_dims: Sequence[Any], *batch: Any) -> tuple[Any, Any]:
-        """One call for each element of the batch."""
         made = [operator(*map(_selected, batch, in_dims, repeat(i))) for i in range(info.batch_size)]
         if count == 1:
             return torch.stack(made), 0
         return tuple(torch.stack(t) for t in zip(*made, strict=True)), (0,) * count
 
-    methods = {"setup_context": keep_for_both, "forward": operator, "backward": backward_of(False)}
-    operator.direct, operator.transformed = direct, _function(name, jvp=along, vmap=vmap, **methods).apply
-    operator.__class__ = _called_in_three_ways(type(operator))
+    return vmap
 
 
 def _selected(value: Any, dim: Any, element: int) -> Any:

@@ -93,7 +93,7 @@ def torch_op(
         gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
-        what has ``register_autograd``; by default they are opaque to torch.compile.
+        what calls them; by default they are opaque to torch.compile.
 
     Returns
     -------
