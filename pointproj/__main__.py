@@ -23,7 +23,7 @@ class Command(NamedTuple):
 LIBRARY = {
     "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "doctor"),
     "build-native": Command(
-        "build the backend native now instead of on first use", "ops.backends.native.build_ahead"
+        "build the backend native now instead of on first use", "ops.backends.native.build"
     ),
 }
 APPLICATION = {

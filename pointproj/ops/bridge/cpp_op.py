@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import below_autograd, builtin_of
-from pointproj.ops.bridge.torch_op import Saved, Spec, signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
 
 ANNOTATIONS = {
     "Tensor": Tensor,
@@ -44,10 +44,6 @@ class CppOp:
         except MemoryError as error:  # the stable ABI cannot throw torch's own
             raise torch.OutOfMemoryError(str(error)) from None
 
-    def register_autograd(self, backward: Callable, *, setup_context: Callable) -> None:
-        """As :func:`torch.library.register_autograd`."""
-        torch.library.register_autograd(self.operator, backward, setup_context=setup_context)
-
 
 def cpp_op(
     library: Any, name: str, outputs: Callable[[SimpleNamespace], tuple[Spec, ...]], **derivatives: Any
@@ -60,19 +56,14 @@ def cpp_op(
     output; ``call`` holds the arguments by the names that the schema gives them. ``derivatives`` are
     ``differentiable`` and ``second_backward`` as for :func:`pointproj.ops.bridge.torch_op.torch_op`.
     """
-    made = {}
     schema = getattr(library, name).default._schema
     arguments = {a.name: ANNOTATIONS[str(a.type)] for a in schema.arguments}
 
     def in_cpp(*_: Any) -> tuple[Tensor, ...]:
         raise NotImplementedError(f"{name} is implemented in C++ alone")
 
-    def first_backward(grads: tuple, needs: dict[str, bool], saved: Saved) -> tuple[Tensor, ...]:
-        backward = made[f"{schema.name}_backward"]
-        return backward.alone(*grads, [*needs.values()], *saved.inputs.values(), *saved.outputs)
-
-    def register(qualified: str, function: Callable, fake: Callable) -> CppOp:
-        operator = made[qualified] = CppOp(getattr(library, qualified.partition("::")[2]).default)
+    def register(qualified: str, _: Callable, fake: Callable) -> CppOp:
+        operator = CppOp(getattr(library, qualified.partition("::")[2]).default)
         torch.library.register_fake(operator.operator, fake)
         return operator
 
@@ -80,7 +71,7 @@ def cpp_op(
         schema.name,
         signed(in_cpp, arguments, tuple[(Tensor,) * len(schema.returns)]),
         lambda *args: outputs(SimpleNamespace(**dict(zip(arguments, args, strict=True)))),
-        backward=first_backward if "differentiable" in derivatives else None,
+        backward=in_cpp,
         register=register,
         **derivatives,
     )

@@ -45,14 +45,6 @@ def wrapper_test() -> Callable[[Tensor], bool]:
         return lambda _: True
 
 
-def unwrapped(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Tensors of transforms that have ended as ordinary ones."""
-    try:
-        return torch._functorch.utils.unwrap_dead_wrappers(tuple(tensors))
-    except AttributeError:
-        return tensors
-
-
 def any_requires_grad(args: Sequence[Any]) -> bool:
     """Whether a tensor among arguments does, also in their lists."""
     try:

@@ -8,7 +8,6 @@ Nothing passes from forward to backward on the side: whatever a backward needs a
 arguments, so recomputing a forward, or keeping two graphs alive, cannot mix runs up.
 """
 
-import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,12 +17,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker
+from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker, tensor_places
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 Tensors = tuple[Tensor, ...]
 OptionalTensors = tuple[Tensor | None, ...]
+
+
+# What torch.compile leaves on disk holds sizes of our operators' outputs, and its key the operators' names
+# alone: with our sources in the key, code of an earlier layout is not found after an update.
+_sources = sorted(Path(__file__).parents[1].rglob("*.py"))
+_version = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
+_theirs = torch.compiler.config.cache_key_tag
+torch.compiler.config.cache_key_tag = f"{_theirs} pointproj-{_version}".lstrip()
 
 
 class Saved(NamedTuple):
@@ -86,7 +93,7 @@ def torch_op(
         gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
-        what has ``register_autograd``; by default they are opaque to torch.compile.
+        what calls them; by default they are opaque to torch.compile.
 
     Returns
     -------
@@ -98,9 +105,6 @@ def torch_op(
     NotImplementedError
         At the backward call, when a derivative is asked for that was not given here.
     """
-    tag, own = torch.compiler.config.cache_key_tag, _version()
-    if own not in tag:  # whoever else adds to it
-        torch.compiler.config.cache_key_tag = f"{tag} {own}".lstrip()
     declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
     if backward is None or not differentiable:
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
@@ -130,22 +134,9 @@ def torch_op(
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
-    places = declared.places or _tensor_places(declared.parameters)
+    places = declared.places or tensor_places([*declared.parameters.values()])
     rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
-
-
-@functools.cache
-def _version() -> str:
-    """16 digits that follow from our sources, for the key of what torch.compile leaves on disk.
-
-    It holds sizes of our operators' outputs, and torch's key knows the operators' names alone: after an
-    update, code of an earlier layout would be found and run.
-    """
-    digest, folder = hashlib.sha256(), Path(__file__).parents[1]
-    for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".h", ".cpp", ".cu", ".cuh")):
-        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"pointproj-{digest.hexdigest()[:16]}"
 
 
 class _Declared:
@@ -218,7 +209,7 @@ def _second_backward_op(declared: _Declared, second_backward: Callable | None) -
         return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
 
     refuse = _refuse(f"{name} has no third derivative")
-    rule = Rule(_tensor_places(parameters), count, Kept([]), refuse, refuse)
+    rule = Rule(tensor_places([*parameters.values()]), count, Kept([]), refuse, refuse)
     return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
 
 
@@ -269,10 +260,6 @@ def _refuse(message: str) -> Callable[..., Any]:
     return refuse
 
 
-def _tensor_places(parameters: dict[str, Any]) -> list[int]:
-    return [i for i, kind in enumerate(parameters.values()) if kind in (Tensor, Tensor | None)]
-
-
 def empty_like(tensor: Tensor) -> Tensor:
     """Contiguous, whatever the other is."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
@@ -280,10 +267,7 @@ def empty_like(tensor: Tensor) -> Tensor:
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
     """Contiguous values; zeros like the other where one is missing, and an empty tensor where both are."""
-
-    def filled(value: Tensor | None, like: Tensor | None) -> Tensor:
-        if value is not None:
-            return value.contiguous()
-        return torch.zeros(0) if like is None else empty_like(like).zero_()
-
-    return [*map(filled, values, likes)]
+    return [
+        v.contiguous() if v is not None else torch.zeros(0) if like is None else empty_like(like).zero_()
+        for v, like in zip(values, likes, strict=False)
+    ]

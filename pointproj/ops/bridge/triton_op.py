@@ -38,16 +38,9 @@ def cdiv(count: int, size: int) -> int:
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     """Launch a kernel, tuned or not: so that a tracer sees it if there is one, else by Triton itself.
 
-    Parameters
-    ----------
-    kernel : triton.JITFunction or Autotuner
-        At module level.
-    grid : tuple of int or callable
-        How many programs there are; a callable gets the constants that are not among ``args``.
-    *args : tensor, int, bool
-        In the order of the kernel's parameters.
-    **options : int
-        Constants by name, and ``num_warps``.
+    The kernel stands at module level, and its tensors and numbers come in the order of its parameters. A
+    callable grid gets the constants that are not among them. ``options`` are constants by name, and
+    ``num_warps``.
     """
     if has_modes():
         kernel = wrap_triton(kernel)

@@ -1,12 +1,14 @@
 """Launches of Warp kernels with torch tensors as arguments, fast enough to call operators eagerly.
 
 ``wp.launch`` spends most of its time on arguments: an object for each array, one for each struct, and checks
-of both. Here Warp records the launch of a kernel once, with parameters that stand in a block of memory; from
-then on all arguments are packed into it at once. Such a launch is taken off a list while it is used: other
-threads, and signal handlers that call the operator which they interrupt, find or record another one.
+of both. Here Warp records the launch of a kernel once; from then on arguments are written into the parameters
+that it has recorded. Such a launch is taken off a list while it is used: other threads, and signal handlers
+that call the operator which they interrupt, find or record another one.
 """
 
 import ctypes
+import functools
+import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,9 +19,11 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import raw_stream
-from pointproj.ops.bridge.warp_layout import layout_of
 
 building = threading.RLock()  # while Warp makes, compiles or loads code, which one thread may do at a time
+
+# Writes a value into memory from an offset on; the dict holds what this launcher has converted before.
+Writer = Callable[[Any, int, Any, dict[int, tuple]], None]
 
 
 class Launch:
@@ -41,24 +45,23 @@ class Launch:
     def __call__(self, kernel: wp.Kernel, dim: int | Sequence[int], *args: Any, block_dim: int = 256) -> None:
         """Launch ``kernel`` over ``dim`` threads."""
         self.launched.append((kernel, dim, args, block_dim))
-        self._launch(kernel, dim, block_dim, args)
+        self._launch(kernel, dim, block_dim, False, args)
 
     def reverse(self, gradients: Any) -> None:
         """Run the adjoint of everything launched so far, last first, adding to ``gradients.of(tensor)``."""
         for kernel, dim, args, block_dim in reversed(self.launched):
             grads = [gradients.of(a) if has_gradient(a) else None for a in args]
-            self._launch(kernel, dim, block_dim, args, grads)
+            self._launch(kernel, dim, block_dim, True, (*args, *grads))
 
-    def _launch(self, kernel: wp.Kernel, dim: Any, block_dim: int, *blocks: Sequence[Any]) -> None:
-        """``blocks`` are the kernel's arguments, and for the adjoint the gradients of each."""
+    def _launch(self, kernel: wp.Kernel, dim: Any, block_dim: int, adjoint: bool, values: Sequence) -> None:
         if dim == 0 or (type(dim) is not int and 0 in dim):
             return
-        unused = _recorded[kernel, block_dim, self.device, len(blocks)]
+        unused = _recorded[kernel, block_dim, self.device, adjoint]
         try:
             recorded = unused.pop()
         except IndexError:
-            recorded = _Recorded(kernel, block_dim, self._stream, len(blocks))
-        recorded.launch(dim, blocks, self._converted, self._stream)
+            recorded = _Recorded(kernel, block_dim, self._stream, adjoint)
+        recorded.launch(dim, values, self._converted, self._stream)
         unused.append(recorded)
 
 
@@ -76,34 +79,121 @@ def record_struct(record: type, kind_of: Callable[[Any], Any] = lambda kind: kin
 
 
 class _Recorded:
-    """The launch of a kernel on a device, and the memory that its parameters stand in."""
+    """The launch of a kernel on a device, with the memory that its parameters stand in."""
 
-    def __init__(self, kernel: wp.Kernel, block_dim: int, stream: wp.Stream | None, blocks: int):
-        self.layout = layout_of(kernel)
-        kinds, adjoint = [a.type for a in kernel.adj.args], blocks > 1
-        blank = [None if wp.types.is_array(kind) else kind() for kind in kinds]
+    def __init__(self, kernel: wp.Kernel, block_dim: int, stream: wp.Stream | None, adjoint: bool):
+        forward, gradients = ([_blank(a.type) for a in kernel.adj.args] for _ in range(2))
         where = {"device": "cpu", "block_dim": 1}
         if stream is not None:
             where = {"stream": stream, "block_dim": block_dim}
-        given = {"adj_inputs": blank if adjoint else [], "adjoint": adjoint, "record_cmd": True}
+        given = {"adj_inputs": gradients if adjoint else [], "adjoint": adjoint, "record_cmd": True}
         with building:
-            self.command = wp.launch(kernel, 1, blank, **given, **where)
+            self.command = wp.launch(kernel, 1, forward, **given, **where)
         self.dim: Any = 1
-        self.memory = [ctypes.create_string_buffer(self.layout.packed.size) for _ in range(blocks)]
-        for i, memory in enumerate(self.memory):
-            for place, parameter in enumerate(self.layout.views(memory)):
-                self.command.set_param_at_index_from_ctype(place, parameter, adjoint=i > 0)
+        self.parameters = self.command.params[1:]  # behind the dimensions
+        self.writers = _writers(kernel) * (1 + adjoint)
 
-    def launch(self, dim: Any, blocks: Sequence[Sequence], converted: dict, stream: wp.Stream | None) -> None:
+    def launch(
+        self, dim: Any, values: Sequence, converted: dict[int, tuple], stream: wp.Stream | None
+    ) -> None:
+        for write, memory, value in zip(self.writers, self.parameters, values, strict=True):
+            write(memory, 0, value, converted)
         if dim != self.dim:
             self.command.set_dim(dim)
             self.dim = dim
-        for memory, values in zip(self.memory, blocks, strict=True):
-            self.layout.packed.pack_into(memory, 0, *self.layout.flat(values, converted))
         self.command.launch(stream)
 
 
 _recorded: defaultdict[tuple, list[_Recorded]] = defaultdict(list)  # launches that are not in use
+
+
+def _blank(kind: Any) -> Any:
+    """A parameter of its own, which Warp takes as it is."""
+    return type(kind.__ctype__())() if wp.types.is_array(kind) else kind()
+
+
+@functools.cache
+def _writers(kernel: wp.Kernel) -> list[Writer]:
+    return [_writer(a.type) for a in kernel.adj.args]
+
+
+def _writer(kind: Any) -> Writer:
+    """Of a kernel's argument, or a field of a struct; None is no array, or the gradient of what has none."""
+    if wp.types.is_array(kind):
+        return _array_writer(kind)
+    if wp.types.type_is_struct(kind):
+        return _struct_writer(kind)
+    if wp.types.type_is_composite(kind):
+        pack = struct.Struct(f"{ctypes.sizeof(kind)}s").pack_into
+        as_bytes = lambda value: bytes(value if isinstance(value, kind) else kind(*(value or ())))  # noqa: E731
+        return lambda memory, at, value, _: pack(memory, at, as_bytes(value))
+    pack = struct.Struct(wp.types.type_ctype(kind)._type_).pack_into
+    return lambda memory, at, value, _: pack(memory, at, value or 0)
+
+
+def _array_writer(kind: Any) -> Writer:
+    """Address, shape, strides in bytes, dimensions."""
+    ndim, ctype, layout = kind.ndim, type(kind.__ctype__()), "="
+    numbers = f"{ndim}i"
+    parts = (ctype.data, "Q"), (ctype.shape, numbers), (ctype.strides, numbers), (ctype.ndim, "H")
+    for part, form in parts:
+        layout += f"{part.offset - struct.calcsize(layout)}x{form}"
+    pack, absent = struct.Struct(layout).pack_into, (0,) * (1 + 2 * ndim)
+    size = wp.types.type_size_in_bytes(kind.dtype) // wp.types.type_size(kind.dtype)  # of a number
+    inner = wp.types.type_is_composite(kind.dtype) + wp.types.type_is_matrix(kind.dtype)  # dimensions
+    checked: set[tuple] = set()  # dtypes, and shapes and strides of inner dimensions
+
+    def write(memory: Any, at: int, value: Tensor | None, converted: dict[int, tuple]) -> None:
+        if value is None:
+            pack(memory, at, *absent, ndim)
+            return
+        if value.is_neg():  # the memory of such a view holds other numbers
+            value = value.resolve_neg()
+            converted[id(value)] = (value,)  # as long as it is read
+        shape, strides = value.shape or (1,), value.stride() or (1,)  # a number is an array of one
+        is_of = (value.dtype, shape[ndim:], strides[ndim:]) if inner else (value.dtype, len(shape))
+        if is_of not in checked:
+            _check(kind, value.view(shape), ndim + inner)
+            if value.numel():  # the strides of empty tensors may be any
+                checked.add(is_of)
+        if ndim == 1:  # almost all are of one or two, and this takes half as long
+            pack(memory, at, value.data_ptr(), shape[0], strides[0] * size, 1)
+        elif ndim == 2:
+            pack(memory, at, value.data_ptr(), *shape[:2], strides[0] * size, strides[1] * size, 2)
+        else:
+            pack(memory, at, value.data_ptr(), *shape[:ndim], *[s * size for s in strides[:ndim]], ndim)
+
+    return write
+
+
+def _check(kind: Any, value: Tensor, dims: int) -> None:
+    """Let Warp raise what it has against a tensor as an array."""
+    value = value if value.numel() else value.new_empty(value.shape)
+    try:
+        wp.from_torch(value, kind.dtype, requires_grad=False, return_ctype=True)
+        error = None if value.ndim == dims else f"it needs {dims} dimensions"
+    except RuntimeError as reason:
+        error = reason
+    if error:
+        got = f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        raise TypeError(f"{kind} cannot be {got}: {error}")
+
+
+def _struct_writer(kind: Any) -> Writer:
+    size = ctypes.sizeof(kind.ctype)
+    fields = [(n, getattr(kind.ctype, n).offset, _writer(v.type)) for n, v in kind.vars.items()]
+    pack = struct.Struct(f"{size}s").pack_into
+
+    def write(memory: Any, at: int, value: Any, converted: dict[int, tuple]) -> None:
+        known = converted.get(id(value))
+        if known is None or known[1] is not kind:
+            made = bytearray(size)
+            for name, offset, write_field in fields:
+                write_field(made, offset, None if value is None else getattr(value, name), converted)
+            known = converted[id(value)] = value, kind, made  # kept, so that no other object gets its id
+        pack(memory, at, known[2])
+
+    return write
 
 
 def has_gradient(value: Any) -> bool:

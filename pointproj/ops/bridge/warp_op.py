@@ -128,8 +128,11 @@ class _Bridge:
 
     def adjoint(self, grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels
-        # that accumulate would spoil the saved ones.
-        inputs = _with_memory_of_their_own(saved.inputs)
+        # that accumulate would spoil the saved ones. Inputs are copied, since gradients of those that share
+        # memory would be added up, and torch.compile is promised contiguous ones.
+        whole = torch.contiguous_format
+        copies = {n: v.clone(memory_format=whole) for n, v in saved.inputs.items() if has_gradient(v)}
+        inputs = saved.inputs | copies
         launch, made = self.run(list(inputs.values()))
         gradients = _Gradients()
         for output, grad in zip(made, grads, strict=False):
@@ -150,12 +153,11 @@ class _Bridge:
         fill = self._filler(launcher)
 
         def second_backward(directions: tuple, grads: tuple, saved: Saved) -> OptionalTensors:
+            values = {n: saved.inputs[n] for n in self.differentiable}
             made = {f"d_grad_{n}": empty_like(g) for n, g in zip(self.output_names, grads, strict=False)}
-            known = {}
-            for n, direction in zip(self.differentiable, directions, strict=True):
-                value = saved.inputs[n]
-                made[f"d_{n}"] = None if value is None else empty_like(value)
-                known[f"direction_{n}"] = None if value is None else direction
+            made |= {f"d_{n}": None if v is None else empty_like(v) for n, v in values.items()}
+            pairs = zip(values.items(), directions, strict=True)
+            known = {f"direction_{n}": None if v is None else d for (n, v), d in pairs}
             return fill(saved, grads, made, **known)
 
         return second_backward
@@ -191,21 +193,3 @@ class _Gradients:
         if key not in self._buffers:
             self._buffers[key] = tensor.new_zeros(memory.nbytes() // tensor.element_size())
         return self._buffers[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _with_memory_of_their_own(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs, copied where one shares memory with another, repeats it, or is laid out otherwise.
-
-    Their gradients would be added up, and ``torch.compile`` is promised contiguous ones.
-    """
-    taken: set[int] = set()
-    owned = dict(inputs)
-    for name, value in inputs.items():
-        if not has_gradient(value):
-            continue
-        memory = value.untyped_storage()
-        whole = value.is_contiguous() and memory.nbytes() == value.nbytes
-        if not whole or memory.data_ptr() in taken:
-            owned[name] = value.clone(memory_format=torch.contiguous_format)
-        taken.add(memory.data_ptr())
-    return owned

@@ -5,12 +5,15 @@ it holds. It gets its name when it is whole, so a build that was interrupted is 
 processes that start at once wait for the one that builds.
 """
 
+import argparse
 import fcntl
 import functools
 import logging
 import os
+import re
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,38 +44,27 @@ def obstacle() -> str | None:
 
 @functools.cache
 def extension() -> Any:
-    """``torch.ops.pointproj`` with the extension's operators; builds the extension if need be.
-
-    Raises
-    ------
-    BackendUnavailable
-        If it cannot be built; the message says why and what to do.
-    """
+    """``torch.ops.pointproj`` with the extension's operators; builds the extension if need be."""
     torch.ops.load_library(find_or_make(architectures_here()) / LIBRARY)
     return torch.ops.pointproj
 
 
-def find_or_make(architectures: Iterable[str]) -> Path:
+def find_or_make(architectures: Sequence[str]) -> Path:
     """The folder of a library for these GPU architectures, which is built if there is none."""
     return find_build(architectures) or make_build(architectures)
 
 
-def find_build(architectures: Iterable[str]) -> Path | None:
+def find_build(architectures: Sequence[str]) -> Path | None:
     """The folder of a library that runs on the CPU and on these GPUs, if there is one."""
-    architectures = tuple(architectures)
     folders = (folder for root in (IN_THE_WHEEL, _built_here()) for folder in sorted(root.glob("*-*")))
     return next((folder for folder in folders if serves(folder, architectures)), None)
 
 
-def make_build(architectures: Iterable[str]) -> Path:
+def make_build(architectures: Sequence[str]) -> Path:
     """Build for these GPU architectures (``"90"`` is sm_90), the CPU part alone if there are none.
 
-    Raises
-    ------
-    BackendUnavailable
-        If a tool is missing or the compiler fails; the message says which, and what to do.
+    ``BackendUnavailable`` says which tool is missing, or that the compiler fails, and what to do.
     """
-    architectures = tuple(architectures)
     folder = _built_here() / folder_name(architectures)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "process", "w") as lock:
@@ -85,7 +77,7 @@ def make_build(architectures: Iterable[str]) -> Path:
     return folder
 
 
-def _compile(folder: Path, architectures: tuple[str, ...]) -> Path:
+def _compile(folder: Path, architectures: Sequence[str]) -> Path:
     devices = ", ".join(["the CPU", *(f"sm_{a}" for a in architectures)])
     log.warning(f"building backend native for {devices}: takes a minute, once (ahead of time: {BUILD_AHEAD})")
     started = time.monotonic()
@@ -112,3 +104,32 @@ def architectures_here() -> tuple[str, ...]:
         return ()
     capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return tuple(f"{major}{minor}" for major, minor in sorted(capabilities))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m pointproj build-native``, as for a Docker image: print the folder, return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=BUILD_AHEAD, description="Build the C++ and CUDA extension of the backend native."
+    )
+    parser.add_argument(
+        "--arch",
+        nargs="+",
+        type=_architecture,
+        metavar="X.Y",
+        help="GPU architectures, as 8.0 9.0; by default those of this machine; without a GPU none",
+    )
+    given = parser.parse_args(arguments)
+    try:
+        folder = find_or_make(given.arch or architectures_here())
+    except BackendUnavailable as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    print(folder)
+    return 0
+
+
+def _architecture(text: str) -> str:
+    match = re.fullmatch(r"(?:sm_)?(\d+)\.?(\d)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected an architecture such as 9.0; got {text!r}")
+    return match[1] + match[2]

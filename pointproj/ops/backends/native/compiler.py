@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def cuda_flags(architectures: Sequence[str]) -> list[str]:
     return flags
 
 
-def folder_name(architectures: Iterable[str]) -> str:
+def folder_name(architectures: Sequence[str]) -> str:
     """Of a library: a hash of all that it depends on, and what it holds; see :func:`held`."""
     return "-".join((_fingerprint(), *(architectures or ("cpu",))))
 
@@ -91,7 +91,7 @@ def held(folder: str) -> tuple[str, ...]:
     return tuple(part for part in folder.split("-")[1:] if part != "cpu")
 
 
-def serves(folder: Path, architectures: Iterable[str]) -> bool:
+def serves(folder: Path, architectures: Sequence[str]) -> bool:
     """Whether the library in a folder is of today's sources and runs on all these GPUs.
 
     Machine code runs on its GPU and on those of the same major version that are newer, assembly on all
