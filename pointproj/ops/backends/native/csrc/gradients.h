@@ -144,46 +144,14 @@ struct InvertRows {
   }
 };
 
-// Gradient of the features by atomics, in any order: W1 operator 98 us. Rows inverted and gathered took 37 us of 148.
-template <class Sum>
-struct FeatureGradientByAtomics {
-  using Number = Sum;
-  static constexpr int kLanes = 32;  // atomics go by whole rows, wherever they begin
-  static_assert(kLanes == kChannelsAtOnce);
-
-  Matrix<const int> rows;
-  Matrix<const Sum> weights;  // (Q, k)
-  Matrix<const Sum> grad;     // (Q, channels)
-  Matrix<Sum> d_features;     // (N, channels), zeros before
-  int chunks;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [query, chunk] = split_item(item, chunks);
-    const int column = chunk * kChannelsAtOnce + lanes.lane(), k = rows.columns;
-    const bool writes = column < grad.columns;
-    const Sum upstream = writes ? grad[query][column] : Sum(0);
-    for (int begin = 0; begin < k; begin += kLanes) {
-      const int own = begin + lanes.lane();  // each lane reads one neighbour, for all of them
-      const int own_row = own < k ? rows[query][own] : -1;
-      const Sum own_weight = own < k ? weights[query][own] : Sum(0);
-      for (int i = 0; i < lesser(kLanes, k - begin); ++i) {
-        const int row = lanes.take(own_row, i);
-        if (row < 0) continue;
-        const Sum weight = lanes.take(own_weight, i);
-        if (writes) lanes.add(d_features[row] + column, weight * upstream);
-      }
-    }
-  }
-};
-
-// All gradients at once, those of the references by atomics too: for W1 `gradients`, where rows inverted and gathered
-// took 60 us more.
-template <class Real, class Weighting>
+// Gradients of a kNN in any order, those of features and references by atomics: W1's operator 98 us and its gradients,
+// where rows inverted and gathered took 37 and 60 us more. Of the features alone, or also of all points and sigma.
+template <class Real, class Weighting, bool of_points>
 struct GradientsByAtomics {
   using Sum = typename Weighting::Sum;
   using Number = Sum;
-  static constexpr int kLanes = 32, kAtOnce = 8;  // neighbours
+  static constexpr int kLanes = 32;   // atomics go by whole rows, wherever they begin
+  static constexpr int kAtOnce = 8;  // neighbours
 
   ListedNeighbors<Real, Weighting> problem;
   Matrix<const Sum> grad, features, aggregated;
@@ -200,7 +168,7 @@ struct GradientsByAtomics {
     const int k = problem.k, channels = grad.columns;
     const int64_t first = int64_t(query) * k;
     Sum mean = 0, of_sigma = 0, along[3] = {0, 0, 0}, base = 0;  // base: the first distance, in a mean
-    if (weighting.divides()) {
+    if (of_points && weighting.divides()) {
       for (int c = lanes.lane(); c < channels; c += kLanes) {
         mean = multiply_add(grad[query][c], aggregated[query][c], mean);
       }
@@ -211,6 +179,7 @@ struct GradientsByAtomics {
       const int row = i < k ? problem.rows[first + i] : -1;
       const Sum weight = i < k ? weights[first + i] : Sum(0);
       const Sum product = multiply_rows(lanes, query, row, weight);
+      if constexpr (!of_points) continue;
       Sum steps[3] = {0, 0, 0};
       const Vec3<Real> there = row < 0 ? p : problem.other(row);
       const Sum far = sqrt(squared_distance<Sum>(p, there));
@@ -225,6 +194,7 @@ struct GradientsByAtomics {
       }
       if (d_references) add_steps(lanes, row, steps);
     }
+    if constexpr (!of_points) return;
     of_sigma = lanes.sum(of_sigma);
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
     if (lanes.lane() != 0) return;
@@ -258,10 +228,11 @@ struct GradientsByAtomics {
         const int row = lanes.take(own_row, j);
         const Sum weight = lanes.take(own_weight, j);
         if (!reads || row < 0) continue;
-        products[j] = multiply_add(upstream, features[row][column], products[j]);
+        if (of_points) products[j] = multiply_add(upstream, features[row][column], products[j]);
         if (d_features.data) lanes.add(d_features[row] + column, weight * upstream);
       }
     }
+    if constexpr (!of_points) return Sum(0);
     POINTPROJ_UNROLL
     for (int j = 0; j < kAtOnce; ++j) {
       products[j] += lanes.exchange(products[j], 16);

@@ -54,13 +54,13 @@ void search_in_registers(const Device& device, const RadiusSearch<Real>& search)
   using Search = RadiusSearch<Real>;
   const int queries = search.queries.batch.rows, k = search.nearest.k;
   if constexpr (kOnGpu) {
-    if (k > 64) return device.each(SearchByWarp<Search, 4>{search}, queries);
-    if (k > kLongestList) return device.each(SearchByWarp<Search, 2>{search}, queries);
+    if (k > 64) return device.each(SearchEach<Search, WarpBlocks<Real, 4>>{search}, queries);
+    if (k > kLongestList) return device.each(SearchEach<Search, WarpBlocks<Real, 2>>{search}, queries);
     if (queries <= (k <= kShortestList ? kFewQueries : kManyQueries)) {
-      return device.each(SearchByWarp<Search>{search}, queries);
+      return device.each(SearchEach<Search, WarpBlocks<Real, 1>>{search}, queries);
     }
   }
-  with_length(k, [&](auto length) { device.each(SearchByThread<Search, length>{search}, queries); });
+  with_length(k, [&](auto length) { device.each(SearchEach<Search, SortedList<Real, length>>{search}, queries); });
 }
 
 // Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const Optiona
                                     {static_cast<int>(k), nullptr, data<int64_t>(rows), data<Real>(distances)},
                                     {data<Real>(distances), data<int>(heap_rows)},
                                     data<int64_t>(counts)};
-    if (in_memory) return clouds.device.each(SearchInMemory<RadiusSearch<Real>>{search}, queries);
+    if (in_memory) return clouds.device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
     search_in_registers(clouds.device, search);
   });
   return {distances, rows, counts};

@@ -18,24 +18,25 @@ Knn<Real, Levels::kBoth> in_both_levels(const Knn<Real, Levels::kOne>& search, c
 template <class Real>
 void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {
   using Search = Knn<Real, Levels::kOne>;
+  using ShortList = SortedList<Real, kShortestList>;
   const int queries = search.queries.rows, k = search.nearest.k;
   const bool short_list = k <= kShortestList, many = queries > kManyQueries;
   if (queries <= (short_list ? kFewQueries : kManyQueries)) {
-    device.each(SearchByWarp<Search>{search}, queries);
+    device.each(SearchEach<Search, WarpBlocks<Real, 1>>{search}, queries);
   } else if (many && short_list) {
-    device.each(SearchByThread<Search, kShortestList, true>{search}, queries);
+    device.each(SearchEach<Search, ShortList, true>{search}, queries);
   } else {
-    with_length(k, [&](auto length) { device.each(SearchByThread<Search, length>{search}, queries); });
+    with_length(k, [&](auto length) { device.each(SearchEach<Search, SortedList<Real, length>>{search}, queries); });
   }
   // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
   const bool begun = many && short_list;
   if (begun) {
     const int threads = lesser(queries, kPostponedThreads);
-    device.each(SearchPostponed<Real, 1>{in_both_levels(search, search.postponed), again, threads}, threads);
+    device.each(SearchPostponed<Real, ShortList>{in_both_levels(search, search.postponed), again, threads}, threads);
   }
   const int warps = lesser(queries, kPostponedWarps);
-  device.each(SearchPostponed<Real, 32>{in_both_levels(search, begun ? again : search.postponed), again, warps},
-                     warps);
+  const auto left = in_both_levels(search, begun ? again : search.postponed);
+  device.each(SearchPostponed<Real, WarpBlocks<Real, 1>>{left, again, warps}, warps);
 }
 
 }  // namespace
@@ -73,13 +74,13 @@ void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& row
                                          {data<Real>(heap), data<int>(heap_rows)},
                                          {first, counts}};
     const auto in_full = in_both_levels(search, {});
-    if (in_memory) return device.each(SearchInMemory<Knn<Real, Levels::kBoth>>{in_full}, count);
+    if (in_memory) return device.each(SearchEach<Knn<Real, Levels::kBoth>, Heap<Real>>{in_full}, count);
     if constexpr (kOnGpu) {
       device.clear(counts, 2 * sizeof(int));
       search_on_gpu(device, search, Postponed{again, counts + 1});
     } else {
       with_length(k, [&](auto length) {
-        device.each(SearchByThread<Knn<Real, Levels::kBoth>, length>{in_full}, count);
+        device.each(SearchEach<Knn<Real, Levels::kBoth>, SortedList<Real, length>>{in_full}, count);
       });
     }
   });

@@ -65,45 +65,23 @@ struct Knn {
 
 // ---- tasks of a kNN search, or of one within a radius (lists.h)
 
-// One thread a query, the list in registers. Of many queries a GPU should hold many at once, whatever that costs each:
+// A thread or a warp takes each query. Of many queries a GPU should hold many at once, whatever that costs each:
 // self-kNN of 10^7 uniform points 5.7 ms, 7.6 with as many registers as a thread likes.
-template <class Search, int kLength, bool many = false>
-struct SearchByThread {
+template <class Search, class List, bool many = false>
+struct SearchEach {
   using Real = typename Search::Real;
-  static constexpr int kLanes = 1, kBlocks = sizeof(Real) == 4 && many ? 8 : 1;
-
-  Search search;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    search.run(lanes, item, SortedList<Real, kLength>(search.nearest.k));
-  }
-};
-
-// One thread a query, the list in memory.
-template <class Search>
-struct SearchInMemory {
-  static constexpr int kLanes = 1, kBlocks = 1;
-
-  Search search;
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    search.run(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
-  }
-};
-
-// A warp a query, where there are few, the list in its registers. Serves self-kNN of 10^4 points.
-template <class Search, int kListBlocks = 1>
-struct SearchByWarp {
   using Number = float;
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = List::kLanes, kBlocks = sizeof(Real) == 4 && many ? 8 : 1;
 
   Search search;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    search.run(lanes, item, WarpBlocks<typename Search::Real, kListBlocks>(search.nearest.k));
+    if constexpr (std::is_same_v<List, Heap<Real>>) {
+      search.run(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
+    } else {
+      search.run(lanes, item, List(search.nearest.k));
+    }
   }
 };
 
@@ -111,11 +89,10 @@ struct SearchByWarp {
 
 // Threads or warps, `count` of them in all, take the queries that were postponed. What takes a thread too long is
 // postponed once more. Self-kNN of 10^7 points, against warps alone: surface 16.7 ms, 51; clustered 22.8, 43.
-template <class Real, int kLanes_>
+template <class Real, class List>
 struct SearchPostponed {
   using Number = float;
-  static constexpr int kLanes = kLanes_, kBlocks = 1;
-  using List = std::conditional_t<kLanes == 1, SortedList<Real, kShortestList>, WarpBlocks<Real, 1>>;
+  static constexpr int kLanes = List::kLanes, kBlocks = 1;
 
   Knn<Real, Levels::kBoth> search;
   Postponed again;

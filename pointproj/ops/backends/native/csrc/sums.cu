@@ -146,20 +146,16 @@ struct NeighborProblem : Problem {
     for (const Tensor& tensor : {wanted.features, wanted.reference_points}) {
       device().clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
     }
-    if (!wanted.of_points) {
+    const auto add = [&](auto of_points) {
       device().each(
-          FeatureGradientByAtomics<Sum>{matrix<const int>(rows), matrix<const Sum>(weights), matrix<const Sum>(grad),
-                                        matrix<Sum>(wanted.features), chunks()},
-          queries() * chunks());
-      return true;
-    }
-    device().each(
-        GradientsByAtomics<Real, Weighting>{neighbors<Real>(weighting, true, 1), matrix<const Sum>(grad),
-                                            matrix<const Sum>(features), matrix<const Sum>(aggregated),
-                                            data<const Sum>(weights), {data<Sum>(wanted.features),
-                                            static_cast<int>(channels())}, data<Real>(wanted.reference_points),
-                                            data<Real>(wanted.query_points), data<Sum>(wanted.sigma_rows)},
-        queries());
+          GradientsByAtomics<Real, Weighting, decltype(of_points)::value>{
+              neighbors<Real>(weighting, true, 1), matrix<const Sum>(grad), matrix<const Sum>(features),
+              matrix<const Sum>(aggregated), data<const Sum>(weights),
+              {data<Sum>(wanted.features), static_cast<int>(channels())}, data<Real>(wanted.reference_points),
+              data<Real>(wanted.query_points), data<Sum>(wanted.sigma_rows)},
+          queries());
+    };
+    wanted.of_points ? add(std::true_type()) : add(std::false_type());
     return true;
   }
   int64_t saved_columns() const { return rows.size(1); }

@@ -52,6 +52,7 @@ struct Nearest {
 // One thread's k best in registers, in ascending order. Places that k leaves over are in front, and stay.
 template <class Real, int kLength>
 struct SortedList {
+  static constexpr int kLanes = 1;
   Real squared[kLength];
   int rows[kLength];
 
@@ -97,6 +98,7 @@ struct SortedList {
 // Any number of neighbours: a heap in memory, its farthest neighbour on top. It may be where the results go.
 template <class Real>
 struct Heap {
+  static constexpr int kLanes = 1;
   Real* squared;
   int* rows;
   int most, size = 0;
@@ -170,6 +172,7 @@ struct Heaps {
 // Newcomers are sorted, and merged with one block after the other.
 template <class Real, int kBlocks>
 struct WarpBlocks {
+  static constexpr int kLanes = 32;
   Real squared[kBlocks];
   int rows[kBlocks];
   Real worst = kInfinity<Real>;
