@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture import bathroom, case_goods, monitors, upholstery
+from pointproj.data.furniture import bathroom, beds, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
 from pointproj.data.furniture.parts import Rng
 from pointproj.data.furniture.solids import union
@@ -29,7 +29,18 @@ from pointproj.runtime.helpers import HelperProcesses
 log = logging.getLogger(__name__)
 
 # Two functions for each class: one with few styles and common sizes, one with many builds and proportions.
-_MAKERS = bathroom.MAKERS | case_goods.MAKERS | monitors.MAKERS | upholstery.MAKERS
+_MAKERS = {
+    "bathtub": (bathroom.bathtub, bathroom.varied_bathtub),
+    "bed": (beds.bed, beds.varied_bed),
+    "chair": (upholstery.chair, upholstery.varied_chair),
+    "desk": (case_goods.desk, case_goods.varied_desk),
+    "dresser": (case_goods.dresser, case_goods.varied_dresser),
+    "monitor": (monitors.monitor, monitors.varied_monitor),
+    "night_stand": (case_goods.night_stand, case_goods.varied_night_stand),
+    "sofa": (upholstery.sofa, upholstery.varied_sofa),
+    "table": (case_goods.table, case_goods.varied_table),
+    "toilet": (bathroom.toilet, bathroom.varied_toilet),
+}
 
 CLASSES = tuple(sorted(_MAKERS))
 GENERATOR_VERSION = 2  # raise it whenever a seed gives another shape than before
@@ -42,18 +53,10 @@ def make_furniture(
 ) -> Mesh:
     """Make one piece of furniture: z up, standing on z = 0, of arbitrary scale, as real files are.
 
-    Its longest side is 15 to 2,000 units. Without defects it is watertight, with faces oriented outwards.
-
-    Parameters
-    ----------
-    class_name : str
-        One of :data:`CLASSES`, or a DataError is raised.
-    seed : int or sequence of int
-        Equal seeds give equal meshes, vertex for vertex.
-    varied : bool
-        Draw from many more builds, thin and thick, in any proportions, as in real collections.
-    defects : bool
-        Give the same solid a surface with the defects of real files (:mod:`.defects`).
+    Its longest side is 15 to 2,000 units. Without ``defects`` it is watertight, with faces oriented outwards;
+    with them the same solid has a surface as in real files (:mod:`.defects`). ``varied`` draws from many more
+    builds, thin and thick, in any proportions. Equal seeds give equal meshes, vertex for vertex. A DataError
+    says that the class is none of :data:`CLASSES`.
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
@@ -120,27 +123,13 @@ def write_furniture(
     defects: bool = False,
     helpers: HelperProcesses | None = None,
 ) -> list[Path]:
-    """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
+    """Write furniture as OFF files in ModelNet10's layout; return those asked for, made now or before.
 
-    Parameters
-    ----------
-    root : Path or str
-        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``. If it has OFF files that were not
-        generated here, a DataError is raised.
-    classes : sequence of str
-        Which of :data:`CLASSES` to write.
-    train, test : int
-        Pieces a class in either split.
-    seed : int
-    varied, defects : bool
-        As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
-    helpers : HelperProcesses, optional
-        Make pieces side by side; by default this process does.
-
-    Returns
-    -------
-    list of Path
-        The files asked for, written now or before.
+    ``root`` will hold ``<class>/{train,test}/<class>_NNNN.off``, ``train`` and ``test`` pieces of each class.
+    Files already there are left alone, but another ``seed`` or generator, or other values of ``varied`` and
+    ``defects`` (see :func:`make_furniture`), replace all pieces. A DataError says that a class is unknown, or
+    that ``root`` has OFF files that were not generated here. Helper processes make pieces side by side; by
+    default this process does.
     """
     root = Path(root)
     if unknown := [name for name in classes if name not in _MAKERS]:
