@@ -53,10 +53,18 @@ def make_furniture(
 ) -> Mesh:
     """Make one piece of furniture: z up, standing on z = 0, of arbitrary scale, as real files are.
 
-    Its longest side is 15 to 2,000 units. Without ``defects`` it is watertight, with faces oriented outwards;
-    with them the same solid has a surface as in real files (:mod:`.defects`). ``varied`` draws from many more
-    builds, thin and thick, in any proportions. Equal seeds give equal meshes, vertex for vertex. A DataError
-    says that the class is none of :data:`CLASSES`.
+    Its longest side is 15 to 2,000 units. Without defects it is watertight, with faces oriented outwards.
+
+    Parameters
+    ----------
+    class_name : str
+        One of :data:`CLASSES`, or a DataError is raised.
+    seed : int or sequence of int
+        Equal seeds give equal meshes, vertex for vertex.
+    varied : bool
+        Draw from many more builds, thin and thick, in any proportions, as in real collections.
+    defects : bool
+        Give the same solid a surface with the defects of real files (:mod:`.defects`).
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
@@ -123,13 +131,27 @@ def write_furniture(
     defects: bool = False,
     helpers: HelperProcesses | None = None,
 ) -> list[Path]:
-    """Write furniture as OFF files in ModelNet10's layout; return those asked for, made now or before.
+    """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
 
-    ``root`` will hold ``<class>/{train,test}/<class>_NNNN.off``, ``train`` and ``test`` pieces of each class.
-    Files already there are left alone, but another ``seed`` or generator, or other values of ``varied`` and
-    ``defects`` (see :func:`make_furniture`), replace all pieces. A DataError says that a class is unknown, or
-    that ``root`` has OFF files that were not generated here. Helper processes make pieces side by side; by
-    default this process does.
+    Parameters
+    ----------
+    root : Path or str
+        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``. If it has OFF files that were not
+        generated here, a DataError is raised.
+    classes : sequence of str
+        Which of :data:`CLASSES` to write.
+    train, test : int
+        Pieces a class in either split.
+    seed : int
+    varied, defects : bool
+        As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
+    helpers : HelperProcesses, optional
+        Make pieces side by side; by default this process does.
+
+    Returns
+    -------
+    list of Path
+        The files asked for, written now or before.
     """
     root = Path(root)
     if unknown := [name for name in classes if name not in _MAKERS]:
