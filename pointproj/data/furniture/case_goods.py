@@ -100,7 +100,7 @@ def varied_table(rng: Rng) -> Parts:
     else:
         outline = rectangle(half_x, half_y, rng.uniform(0.02, 0.2) if kind == "rounded" else 0.0)
     under = height - thickness
-    extent = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
+    extent = 0.75 if kind in ("oval", "polygon") else 1.0
     yield slab(outline, (under, height))
     yield from support(rng, extent * half_x, extent * half_y, under)
     if rng.chance(0.15):  # a second, lower top of the same outline
