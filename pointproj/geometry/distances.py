@@ -42,19 +42,13 @@ def unsigned_distance(
 
 
 @wp.func
-def nearest_parameter(start: wp.vec3d, end: wp.vec3d, point: wp.vec3d) -> wp.float64:
-    """Place in [0, 1] along a segment that is nearest to a point."""
+def _segment_squared(start: wp.vec3d, end: wp.vec3d, point: wp.vec3d) -> wp.float64:
     along = end - start
     squared = wp.dot(along, along)
-    if squared == wp.float64(0.0):
-        return wp.float64(0.0)
-    return wp.clamp(wp.dot(point - start, along) / squared, wp.float64(0.0), wp.float64(1.0))
-
-
-@wp.func
-def _segment_squared(start: wp.vec3d, end: wp.vec3d, point: wp.vec3d) -> wp.float64:
-    nearest = start + nearest_parameter(start, end, point) * (end - start)
-    return wp.length_sq(nearest - point)
+    share = wp.float64(0.0)
+    if squared != share:
+        share = wp.clamp(wp.dot(point - start, along) / squared, wp.float64(0.0), wp.float64(1.0))
+    return wp.length_sq(start + share * along - point)
 
 
 @wp.func

@@ -5,6 +5,7 @@ chunks, so that memory is bounded by the result and one chunk.
 """
 
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -104,13 +105,8 @@ def _node_cells(side: int, cells: int) -> Int[np.ndarray, " side"]:
 
 def _changing_cells(values: Float[np.ndarray, "s s s"]) -> Bool[np.ndarray, "c c c"]:
     """Cells between nodes of both signs, and those beside them."""
-    inside = values < 0
-    corners = [
-        inside[x : len(inside) - 1 + x, y : len(inside) - 1 + y, z : len(inside) - 1 + z]
-        for x in (0, 1)
-        for y in (0, 1)
-        for z in (0, 1)
-    ]
+    inside, ends = values < 0, (slice(None, -1), slice(1, None))
+    corners = [inside[corner] for corner in product(ends, repeat=3)]
     return ndimage.binary_dilation(np.any(corners, axis=0) & ~np.all(corners, axis=0))
 
 

@@ -77,11 +77,9 @@ def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device:
     boundary is closed there. The mesh is closed and oriented outwards; without faces if nothing is inside.
     """
     closed = np.array(values, dtype=np.float32)
-    outside = np.float32(max(np.abs(closed).max(), 1e-6))
-    for axis in range(3):
-        ends = np.moveaxis(closed, axis, 0)
-        ends[0] = np.where(ends[0] < 0, outside, ends[0])
-        ends[-1] = np.where(ends[-1] < 0, outside, ends[-1])
+    boundary = np.ones(closed.shape, dtype=bool)
+    boundary[1:-1, 1:-1, 1:-1] = False
+    closed[boundary & (closed < 0)] = max(np.abs(closed).max(), 1e-6)
     corner = wp.vec3(1.0, 1.0, 1.0)
     with on_device(device):
         grid = wp.array(closed, dtype=wp.float32)

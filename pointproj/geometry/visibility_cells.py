@@ -38,7 +38,7 @@ def count_escapes_by_cells(
     """
     with on_device("cpu"):
         counts, entries = wp.array(escaped, dtype=wp.int32), wp.zeros(1, dtype=wp.int32)
-        vectors = (wp.array(values, dtype=wp.vec3d) for values in (directions, corners, points.astype(float)))
+        vectors = (wp.array(values, dtype=wp.vec3d) for values in (corners, points.astype(float)))
         wp.launch(
             _count_kernel,
             dim=1,
@@ -73,7 +73,6 @@ def _cell(place: wp.float64, low: wp.float64, width: wp.float64, cells: int) -> 
 @wp.kernel
 def _count_kernel(
     frames: wp.array(dtype=wp.mat33d),
-    directions: wp.array(dtype=wp.vec3d),
     corners: wp.array2d(dtype=wp.vec3d),
     points: wp.array(dtype=wp.vec3d),
     most: int,
@@ -91,7 +90,7 @@ def _count_kernel(
     how high the faces over a cell reach.
     """
     count, side = points.shape[0], heads.shape[0]
-    for number in range(directions.shape[0]):
+    for number in range(frames.shape[0]):
         frame = frames[number]
         low = frame * corners[0, 0]
         high = low
@@ -110,7 +109,7 @@ def _count_kernel(
         found = int(0)  # noqa: UP018, RUF046  a variable to Warp, where a literal is a constant
         for face in range(corners.shape[0]):
             a, b, c = corners[face, 0], corners[face, 1], corners[face, 2]
-            spaces[face] = hidden_space(a, b, c, directions[number])
+            spaces[face] = hidden_space(a, b, c, frame[2])
             begin = wp.min(frame * a, wp.min(frame * b, frame * c)) - wp.vec3d(_PADDING)
             end = wp.max(frame * a, wp.max(frame * b, frame * c)) + wp.vec3d(_PADDING)
             first, last = _cell(begin[0], low[0], width[0], side), _cell(end[0], low[0], width[0], side)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
-from pointproj.data.furniture import bathroom, case_goods, monitors, upholstery
+from pointproj.data.furniture import bathroom, beds, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
 from pointproj.data.furniture.parts import Rng
 from pointproj.data.furniture.solids import union
@@ -29,7 +29,18 @@ from pointproj.runtime.helpers import HelperProcesses
 log = logging.getLogger(__name__)
 
 # Two functions for each class: one with few styles and common sizes, one with many builds and proportions.
-_MAKERS = bathroom.MAKERS | case_goods.MAKERS | monitors.MAKERS | upholstery.MAKERS
+_MAKERS = {
+    "bathtub": (bathroom.bathtub, bathroom.varied_bathtub),
+    "bed": (beds.bed, beds.varied_bed),
+    "chair": (upholstery.chair, upholstery.varied_chair),
+    "desk": (case_goods.desk, case_goods.varied_desk),
+    "dresser": (case_goods.dresser, case_goods.varied_dresser),
+    "monitor": (monitors.monitor, monitors.varied_monitor),
+    "night_stand": (case_goods.night_stand, case_goods.varied_night_stand),
+    "sofa": (upholstery.sofa, upholstery.varied_sofa),
+    "table": (case_goods.table, case_goods.varied_table),
+    "toilet": (bathroom.toilet, bathroom.varied_toilet),
+}
 
 CLASSES = tuple(sorted(_MAKERS))
 GENERATOR_VERSION = 2  # raise it whenever a seed gives another shape than before

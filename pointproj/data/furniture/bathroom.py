@@ -39,10 +39,9 @@ def _built_in_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: f
         block = block + slab(lip, (height - 0.05, height))
     exponent, end = rng.uniform(2.4, 5.0), rng.uniform(0.0, 0.08)
     x, y = half_x - wall - end, half_y - wall
-    outlines = [superellipse(scale * x, scale * y, exponent) for scale in (0.72, 0.86, 0.93, 1.0, 1.03)]
     levels = [wall, wall + 0.05, 0.5 * height, height - 0.02, height + 0.02]
-    # A basin set off centre leaves a deck for the taps.
-    return block - loft(outlines, levels).translate([end, 0.0, 0.0])
+    basin = _flared(x, y, exponent, [0.72, 0.86, 0.93, 1.0, 1.03], levels)
+    return block - basin.translate([end, 0.0, 0.0])  # set off centre, it leaves a deck for the taps
 
 
 def _free_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float) -> Manifold:
@@ -60,10 +59,12 @@ def _free_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float
     return (outer - inner) + tube(line[np.r_[0:48, 0]], 0.024)
 
 
-def _flared(x: float, y: float, exponent: float, widths: Values, heights: Values, rise: float) -> Manifold:
+def _flared(
+    x: float, y: float, exponent: float, widths: Values, heights: Values, rise: float = 0.0
+) -> Manifold:
     """Loft that widens upwards; the ends of the tub are ``rise`` metres higher than its middle."""
     outlines = [superellipse(x * width, y * width, exponent) for width in widths]
-    shares = (heights / heights.max()) ** 2
+    shares = (np.array(heights) / max(heights)) ** 2
     ends = [rise * share * (outline[:, 0] / x) ** 2 for outline, share in zip(outlines, shares, strict=True)]
     return loft(outlines, [height + end for height, end in zip(heights, ends, strict=True)])
 
@@ -173,17 +174,14 @@ def varied_toilet(rng: Rng) -> Parts:
     levels, share = np.linspace(lift, height, 8), np.linspace(0.0, 1.0, 8)
     widths = foot * (1 - share) ** 2 + 2 * waist * share * (1 - share) + share**2
     back, half_y = rng.uniform(0.0, 0.4) * length, length / 2
-    outlines = [superellipse(half_x * w, half_y * w, exponent) for w in widths]
-    for outline, width in zip(outlines, widths, strict=True):
-        outline[:, 1] += back * (1 - width)
+    outlines = [np.add(superellipse(half_x * w, half_y * w, exponent), [0, back * (1 - w)]) for w in widths]
     bowl = loft(outlines, levels)
     wall, is_open = rng.uniform(0.015, 0.06), rng.chance(0.6)
     if is_open:
         depth = rng.uniform(0.3, 0.8) * (height - lift)
         x, y = half_x - wall, half_y - wall
-        inner = [superellipse(x * scale, y * scale, exponent) for scale in (0.4, 0.8, 1.0, 1.0)]
-        rim = [height - depth, height - 0.6 * depth, height - 0.1 * depth, height + 0.1]
-        bowl -= loft(inner, rim)
+        levels = [height - depth, height - 0.6 * depth, height - 0.1 * depth, height + 0.1]
+        bowl -= _flared(x, y, exponent, [0.4, 0.8, 1.0, 1.0], levels)
     yield bowl
     lid = slab(superellipse(1.02 * half_x, half_y, exponent), (0.0, rng.uniform(0.01, 0.03)))
     if not is_open:
@@ -204,6 +202,3 @@ def varied_toilet(rng: Rng) -> Parts:
     if lift or rng.chance(0.1):  # the wall behind it
         wide = rng.uniform(1.0, 2.0) * half_x
         yield box(wide, (end - 0.01, end + 0.05), (0.0, height + rng.uniform(0.1, 0.7)))
-
-
-MAKERS = {"bathtub": (bathtub, varied_bathtub), "toilet": (toilet, varied_toilet)}

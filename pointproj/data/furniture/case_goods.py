@@ -1,19 +1,11 @@
 """Tables, desks, dressers and night stands."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
 from pointproj.data.furniture.outlines import SIDES, Range, about, beside, limits, rectangle, superellipse
-from pointproj.data.furniture.parts import (
-    HANDLE_STYLES,
-    LEG_STYLES,
-    Parts,
-    Rng,
-    drawer_fronts,
-    four_legs,
-    support,
-)
+from pointproj.data.furniture.parts import HANDLES, LEGS, Parts, Rng, drawer_fronts, four_legs, support
 from pointproj.data.furniture.solids import bar, box, rod, rounded_box, slab, turned
 
 _UNDER = ("legs", "plinth", "panels", "frames", "crossed")
@@ -50,7 +42,7 @@ def table(rng: Rng) -> Parts:
 
 
 def _legs(rng: Rng, x: float, y: float, under: float, radius: float, half_y: float) -> Parts:
-    style = rng.pick(*LEG_STYLES)
+    style = rng.pick(*LEGS)
     splay = rng.uniform(0.0, 0.15) * half_y if rng.chance(0.4) else 0.0
     yield from four_legs(x, y, under + 0.01, radius, style, splay)
     if rng.chance(0.5):
@@ -108,7 +100,7 @@ def varied_table(rng: Rng) -> Parts:
     else:
         outline = rectangle(half_x, half_y, rng.uniform(0.02, 0.2) if kind == "rounded" else 0.0)
     under = height - thickness
-    extent = 0.75 if len(outline) > 30 or len(outline) in range(5, 9) else 1.0
+    extent = 0.75 if kind in ("oval", "polygon") else 1.0
     yield slab(outline, (under, height))
     yield from support(rng, extent * half_x, extent * half_y, under)
     if rng.chance(0.15):  # a second, lower top of the same outline
@@ -169,7 +161,7 @@ def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) 
     if bottom:
         places = [(at, end * (y - 0.03)) for at in (across[0] + 0.03, across[1] - 0.03) for end in SIDES]
         yield from [bar(*place, (0.0, bottom + 0.01), 0.025, 4) for place in places]
-    rows, style = rng.uniform(0.7, 1.3, rng.integers(2, 5)), rng.pick(*HANDLE_STYLES)
+    rows, style = rng.uniform(0.7, 1.3, rng.integers(2, 5)), rng.pick(*HANDLES)
     yield from drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, rows, 1, style)
 
 
@@ -186,7 +178,7 @@ def varied_desk(rng: Rng) -> Parts:
             low = rng.uniform(0.0, 0.7) * under
             yield box(x, front, (low, under + 0.004))
             if rng.chance(0.6):
-                rows, style = rng.uniform(0.7, 1.3, rng.integers(1, 4)), rng.pick(*HANDLE_STYLES)
+                rows, style = rng.uniform(0.7, 1.3, rng.integers(1, 4)), rng.pick(*HANDLES)
                 yield from drawer_fronts(x, (low, under), -front, rows, 1, style)
     if rng.chance(0.35):  # a return, at a right angle, with its own support
         side, deep, wide = rng.side(), rng.uniform(0.4, 1.0), rng.uniform(0.3, 0.5)
@@ -224,7 +216,7 @@ def dresser(rng: Rng) -> Parts:
         yield slab(outline, (height - 0.01, height + rng.uniform(0.03, 0.05)))
     columns = rng.integers(2, 4) if wide else rng.integers(1, 3)
     rows = rng.uniform(0.8, 1.3, int(rng.integers(3, 5) if wide else rng.integers(4, 7)))
-    style = rng.pick(*HANDLE_STYLES[:3])
+    style = rng.pick(*HANDLES[:3])
     inner, z = half_x - 0.02, (bottom + 0.02, height - 0.02)
     if wide and rng.chance(0.25):
         third = inner / 3
@@ -243,7 +235,7 @@ def night_stand(rng: Rng) -> Parts:
         return
     half_x, half_y, height, bottom = rng.uniforms((0.2, 0.3), (0.17, 0.25), (0.45, 0.7), (0.04, 0.28))
     yield from _stand(rng, half_x, half_y, bottom)
-    style, inner, board = rng.pick(*HANDLE_STYLES), limits(half_x - 0.015), 0.04
+    style, inner, board = rng.pick(*HANDLES), limits(half_x - 0.015), 0.04
     layout = rng.pick("drawers", "drawers", "shelf_below", "shelf_above", "open")
     body = box(half_x, half_y, (bottom, height))
     if layout == "drawers":
@@ -270,7 +262,7 @@ def _round_night_stand(rng: Rng) -> Parts:
     half, height, bottom = rng.uniforms((0.2, 0.28), (0.45, 0.65), (0.05, 0.2))
     body = slab(superellipse(half, half, rng.uniform(2.0, 3.0)), (bottom, height))
     top = slab(superellipse(half + 0.02, half + 0.02, 2.2), (height - 0.01, height + 0.035))
-    legs = four_legs(0.6 * half, 0.6 * half, bottom + 0.02, 0.025, rng.pick(*LEG_STYLES[:3]))
+    legs = four_legs(0.6 * half, 0.6 * half, bottom + 0.02, 0.025, rng.pick(*LEGS[:3]))
     # Grooves around the body tell the drawers apart.
     for level in np.linspace(bottom, height, rng.integers(3, 5))[1:-1]:
         ring = slab(superellipse(half + 0.1, half + 0.1), about(level, 0.008))
@@ -283,7 +275,7 @@ def _round_night_stand(rng: Rng) -> Parts:
 def _stand(rng: Rng, half_x: float, half_y: float, bottom: float) -> Parts:
     kind = rng.pick("legs", "legs", "plinth", "bracket")
     if kind == "legs" or bottom > 0.12:
-        return four_legs(half_x - 0.045, half_y - 0.045, bottom + 0.02, 0.035, rng.pick(*LEG_STYLES))
+        return four_legs(half_x - 0.045, half_y - 0.045, bottom + 0.02, 0.035, rng.pick(*LEGS))
     if kind == "plinth":
         return [box(half_x - 0.03, (-half_y + 0.04, half_y - 0.01), (0.0, bottom + 0.01))]
     gap = (-1.0, bottom - 0.02)
@@ -328,7 +320,7 @@ def varied_night_stand(rng: Rng) -> Parts:
     x, y = 0.9 * half_x, 0.9 * half_y
     yield from [box(half_x, half_y, (height - board, height)), box(x, y, (low, height - 0.5 * board))]
     if rng.chance(0.7):
-        rows, style = [1.0] * int(rng.integers(1, 4)), rng.pick(*HANDLE_STYLES)
+        rows, style = [1.0] * int(rng.integers(1, 4)), rng.pick(*HANDLES)
         yield from drawer_fronts(limits(x), (low, height - board), -y, rows, 1, style)
     yield from support(rng, x, y, low, "legs", "frames", "crossed", "column", "panels", "hairpin")
 
@@ -342,14 +334,13 @@ def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
     edges_z = np.linspace(clear + board, height - board, rows + 1)
     carcass, fronts = box(half_x, half_y, (clear, height)), []
     openness = float(rng.choice([0.0, 0.0, 0.3, 1.0]))
-    backless, style, gap = rng.chance(0.15), rng.pick(*HANDLE_STYLES), rng.uniform(0.003, 0.014)
+    backless, style, gap = rng.chance(0.15), rng.pick(*HANDLES), rng.uniform(0.003, 0.014)
     rear, half = half_y + 1.0 if backless else half_y - board, board / 2
-    for left, right in pairwise(edges_x):
-        for low, high in pairwise(edges_z):
-            if rng.chance(openness):
-                carcass -= box((left + half, right - half), (-half_y - 1, rear), (low + half, high - half))
-            elif rng.chance(0.8):
-                fronts += drawer_fronts((left, right), (low, high), -half_y, [1.0], 1, style, gap=gap)
+    for x, z in product(pairwise(edges_x), pairwise(edges_z)):
+        if rng.chance(openness):
+            carcass -= box((x[0] + half, x[1] - half), (-half_y - 1, rear), (z[0] + half, z[1] - half))
+        elif rng.chance(0.8):
+            fronts += drawer_fronts(x, z, -half_y, [1.0], 1, style, gap=gap)
     yield carcass
     yield from fronts
     if rng.chance(0.4):
@@ -360,10 +351,7 @@ def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
 
 
 def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
-    """Cabinet of thin boards: its compartments are open, shut by doors, or hold drawers, in or pulled out.
-
-    It is hollow: a shut compartment counts as solid, an open one does not.
-    """
+    """Hollow cabinet of thin boards: compartments are open, shut by doors (solid then), or hold drawers."""
     clear = rng.uniform(0.03, 0.3) * height if rng.chance(0.6) else 0.0
     board = rng.uniform(0.006, 0.03)
     edges_x = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
@@ -373,14 +361,13 @@ def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> P
     if rng.chance(0.85):
         yield box(half_x, (half_y - board, half_y), (clear, height))
     usual, other = (rng.pick("open", "door", "drawer", "pulled") for _ in range(2))
-    for x in pairwise(edges_x):
-        for z in pairwise(edges_z):
-            kind = usual if rng.chance(0.7) else other
-            if kind == "door":
-                yield box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z)
-            elif kind != "open":
-                out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
-                yield from [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
+    for x, z in product(pairwise(edges_x), pairwise(edges_z)):
+        kind = usual if rng.chance(0.7) else other
+        if kind == "door":
+            yield box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z)
+        elif kind != "open":
+            out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
+            yield from [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
     if clear:
         yield from support(rng, half_x, half_y, clear, *_UNDER)
 
@@ -397,11 +384,3 @@ def _drawer(x: Range, z: Range, half_y: float, board: float) -> Parts:
         box((right - board, right), (-half_y, rear), (low, high)),
         box((left, right), (rear - board, rear), (low, high)),
     ]
-
-
-MAKERS = {
-    "table": (table, varied_table),
-    "desk": (desk, varied_desk),
-    "dresser": (dresser, varied_dresser),
-    "night_stand": (night_stand, varied_night_stand),
-}

@@ -103,6 +103,3 @@ def _varied_stand(rng: Rng, half_x: float, centre: float, thick: float) -> Parts
     places = (0.0,) if kind == "plate" else (-0.4 * wide, 0.4 * wide)
     radius, lean = rng.uniform(0.008, 0.03), rng.uniform(0.0, 0.8) * depth
     return [plate, *(bar(x, (middle + lean, 0.6 * thick), (0.5 * base, centre), radius, 12) for x in places)]
-
-
-MAKERS = {"monitor": (monitor, varied_monitor)}

@@ -46,7 +46,5 @@ def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
 def superellipse(half_x: float, half_y: float, exponent: float = 2.0, segments: int = 48) -> Outline:
     """Outline of |x/a|^e + |y/b|^e = 1: an ellipse at 2, towards a rectangle as the exponent grows."""
     angles = 2 * np.pi * np.arange(segments) / segments
-    cosine, sine = np.cos(angles), np.sin(angles)
-    x = half_x * np.sign(cosine) * np.abs(cosine) ** (2 / exponent)
-    y = half_y * np.sign(sine) * np.abs(sine) ** (2 / exponent)
-    return np.stack([x, y], axis=1)
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return [half_x, half_y] * np.sign(circle) * np.abs(circle) ** (2 / exponent)

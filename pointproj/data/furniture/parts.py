@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from manifold3d import Manifold
@@ -12,12 +12,11 @@ from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_bo
 
 Parts = Iterable[Manifold]
 
-LEG_STYLES = ("square", "round", "tapered", "turned")
-HANDLE_STYLES = ("knob", "bar", "plate", "none")
+LEGS = ("square", "round", "tapered", "turned")
+HANDLES = ("knob", "bar", "plate", "none")
 
-# Radius and height of a turned leg, as shares of its own.
-_TURNED_RADII = (0.6, 0.75, 0.5, 0.85, 1.0, 0.6, 1.0, 1.0)
-_TURNED_LEVELS = (0.0, 0.06, 0.12, 0.5, 0.7, 0.78, 0.84, 1.0)
+# Radius and height along a turned leg, as shares of its own.
+_TURNED = [(0.6, 0), (0.75, 0.06), (0.5, 0.12), (0.85, 0.5), (1, 0.7), (0.6, 0.78), (1, 0.84), (1, 1)]
 
 
 class Rng(np.random.Generator):
@@ -46,16 +45,12 @@ def lean(part: Manifold, slope: float, y: float = 0.0, z: float = 0.0) -> Manifo
 
 
 def leg(foot: Sequence[float], top: Sequence[float], radius: float, style: str) -> Manifold:
-    """One leg from the floor point to its top point; ``style`` is one of ``LEG_STYLES``."""
-    if style == "square":
-        return rod(foot, top, radius, sides=4)
-    if style == "round":
-        return rod(foot, top, radius, sides=16)
-    if style == "tapered":
-        return rod(foot, top, 0.55 * radius, radius, sides=16)
+    """One leg from the floor point to its top point; ``style`` is one of ``LEGS``."""
+    if style != "turned":
+        start = 0.55 * radius if style == "tapered" else radius
+        return rod(foot, top, start, radius, sides=4 if style == "square" else 16)
     height = top[2] - foot[2]
-    shares = zip(_TURNED_RADII, _TURNED_LEVELS, strict=True)
-    upright = turned([(radius * width, height * level) for width, level in shares], segments=16)
+    upright = turned(np.multiply(_TURNED, [radius, height]), segments=16)
     lean_x, lean_y = (top[0] - foot[0]) / height, (top[1] - foot[1]) / height
     # A shear keeps foot and top level where a rotation would tilt them.
     return upright.transform([[1, 0, lean_x, foot[0]], [0, 1, lean_y, foot[1]], [0, 0, 1, foot[2]]])
@@ -96,20 +91,17 @@ def drawer_fronts(
     edges_x = np.linspace(x[0], x[1], columns + 1)
     edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
-    for left, right in pairwise(edges_x):
-        for low, high in pairwise(edges_z):
-            yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
-            x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
-            if style == "knob" and width > 0.6:
-                for side in SIDES:
-                    yield from handle(x + side * 0.25 * width, front, z, 0.3, style)
-            else:
-                yield from handle(x, front, z, min(width, 0.5), style)
+    for (left, right), (low, high) in product(pairwise(edges_x), pairwise(edges_z)):
+        yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
+        x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
+        two = style == "knob" and width > 0.6
+        for shift in (-0.25, 0.25) if two else (0.0,):
+            yield from handle(x + shift * width, front, z, 0.3 if two else min(width, 0.5), style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     splay = rng.uniform(-0.3, 0.6) * min(x, y, top) if rng.chance(0.4) else 0.0
-    yield from four_legs(x, y, top, radius, rng.pick(*LEG_STYLES), splay)
+    yield from four_legs(x, y, top, radius, rng.pick(*LEGS), splay)
     if splay:
         return
     if rng.chance(0.35):  # stretchers between the legs, in an H or around
@@ -127,7 +119,7 @@ def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 
 def _ring(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     count, extent = rng.integers(3, 9), rng.uniform(0.8, 1.4)
-    style, start = rng.pick(*LEG_STYLES), rng.uniform(0.0, np.pi)
+    style, start = rng.pick(*LEGS), rng.uniform(0.0, np.pi)
     angles = start + 2 * np.pi * np.arange(count) / count
     places = [0.7 * np.array([x * np.cos(angle), y * np.sin(angle)]) for angle in angles]
     return [leg((*(extent * at), 0.0), (*at, top), radius, style) for at in places]

@@ -26,9 +26,8 @@ def union(parts: Sequence[Manifold]) -> Manifold:
 
 def box(x: Extent, y: Extent, z: Extent) -> Manifold:
     """Axis-aligned box between the given limits."""
-    x, y, z = limits(x), limits(y), limits(z)
-    size = [x[1] - x[0], y[1] - y[0], z[1] - z[0]]
-    return Manifold.cube(size).translate([x[0], y[0], z[0]])
+    (x, right), (y, rear), (z, top) = limits(x), limits(y), limits(z)
+    return Manifold.cube([right - x, rear - y, top - z]).translate([x, y, z])
 
 
 def rounded_box(x: Extent, y: Extent, z: Extent, radius: float) -> Manifold:

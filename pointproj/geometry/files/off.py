@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, fans
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, are_numbers, decode, fans
 
 _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
@@ -68,21 +68,15 @@ def _corners(row: str, number: int) -> list[int]:
 
 def _coordinates(rows: Sequence[str]) -> Float[np.ndarray, "V 3"]:
     """Three numbers from the beginning of each row; what follows the third is dropped."""
+    words = [row.split(None, 3)[:3] for row in rows]
     try:
-        vertices = np.array([row.split(None, 3)[:3] for row in rows], dtype=np.float64)
+        vertices = np.array(words, dtype=np.float64)
     except ValueError:
         vertices = np.empty(0)
     if vertices.shape != (len(rows), 3):
-        number = next(number for number, row in enumerate(rows) if not _holds_three_numbers(row))
+        number = next(n for n, three in enumerate(words) if len(three) < 3 or not are_numbers(three))
         raise FormatError(f"vertex {number} must have 3 coordinates, got {rows[number][:SHOWN]!r}")
     return vertices
-
-
-def _holds_three_numbers(row: str) -> bool:
-    try:
-        return len([float(word) for word in row.split(None, 3)[:3]]) == 3
-    except ValueError:
-        return False
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from pointproj.geometry.files import MESH_SUFFIXES, parse, read_content, surface
 from pointproj.geometry.files.checks import LARGEST_CONTENT
-from pointproj.geometry.files.text import Content, FormatError
+from pointproj.geometry.files.text import Content, FormatError, are_numbers
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
 from pointproj.geometry.sampling import SurfaceSampler
 
@@ -191,18 +191,10 @@ def _text(content: bytes) -> Content:
     if not first:
         return _columns(np.empty((0, 3)))
     try:
-        numbers = np.loadtxt(io.BytesIO(text), skiprows=0 if _is_number(first) else number, ndmin=2)
+        numbers = np.loadtxt(io.BytesIO(text), skiprows=0 if are_numbers([first]) else number, ndmin=2)
     except ValueError as error:
         raise FormatError(f"must have x y z, or x y z nx ny nz, on every line ({error})") from None
     return _columns(numbers)
-
-
-def _is_number(word: bytes) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _arrays(content: bytes) -> Content:

@@ -28,6 +28,15 @@ def decode(content: bytes) -> str:
     return content.decode("utf-8", errors="replace")
 
 
+def are_numbers(words: Iterable[str | bytes]) -> bool:
+    """Whether every word is a number."""
+    try:
+        list(map(float, words))
+    except ValueError:
+        return False
+    return True
+
+
 def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
     """Cut polygons into fans of triangles; points and edges give none."""
     triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
