@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
 from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
@@ -123,11 +123,10 @@ class _Pairs:
         self.rows = rows.flatten(0, -2) if self.row_splits is None else rows
         self.exists = (self.rows < missing)[..., None]
         if self.row_splits is not None:
-            # Unused slots add nothing to any query: to each some, as a GPU adds to one place after the other.
             self.rows_of_sums = max(1, self.queries)
+            # Unused slots add nothing to any query.
             query = queries_of(self.row_splits, len(rows))
-            slots = torch.arange(len(rows), device=rows.device)
-            self.query = torch.where(self.exists[:, 0], query, slots % self.rows_of_sums)
+            self.query = spread(query, self.exists[:, 0], self.queries)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
         """Numbers (Q,) of each pair's query: (..., 1)."""
@@ -170,8 +169,7 @@ class _Pairs:
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
         padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
-        at = rows_or_spare(self.rows, values.shape[0])
-        return padded.index_select(0, at.flatten()).view(*self.rows.shape, values.shape[1])
+        return rows_of(padded, rows_or_spare(self.rows, values.shape[0]))
 
     def masked(self, weights: Tensor) -> Tensor:
         """Weights (..., 1 or C), 0 where there is no pair."""
