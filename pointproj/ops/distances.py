@@ -16,7 +16,7 @@ from pointproj.ops.periodic import PeriodicBox
 from pointproj.ops.reference import length, nan_where_query_is_not_finite, rounded_length
 
 
-class Pairs(NamedTuple):
+class _Pairs(NamedTuple):
     """Pairs (Q, k) of all queries, or (M,) of a list."""
 
     queries: Tensor | None  # (M,) of a list
@@ -51,7 +51,7 @@ def differences(
         query_points = query_points if query_points.shape[0] else pad(query_points, (0, 0, 0, 1))
     if not reference_points.shape[0]:  # then no pair exists, and any point will do
         reference_points = pad(reference_points, (0, 0, 0, 1))
-    return Pairs(queries, rows.clamp(min=0), box).differences(query_points, reference_points)
+    return _Pairs(queries, rows.clamp(min=0), box).differences(query_points, reference_points)
 
 
 def distances_of(
@@ -93,7 +93,7 @@ def _forward(
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 
 
-def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, Pairs]]:
+def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, _Pairs]]:
     """Some pairs, with their place among all, and the place of the query points that they have."""
     query_points, reference_points, distances, rows, row_splits, lengths = saved.inputs.values()
     if not (query_points.shape[0] and reference_points.shape[0]):
@@ -105,9 +105,9 @@ def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, Pairs]]:
     apart = (exists & (distances > 0))[..., None]
     for at in chunks_of(rows, width=3):
         if queries is None:
-            yield at, at, Pairs(None, rows[at], box, apart[at])
+            yield at, at, _Pairs(None, rows[at], box, apart[at])
         else:
-            yield at, slice(None), Pairs(queries[at], rows[at], box, apart[at])
+            yield at, slice(None), _Pairs(queries[at], rows[at], box, apart[at])
 
 
 def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
