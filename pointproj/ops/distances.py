@@ -45,13 +45,11 @@ def differences(
 
     Rows are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
     """
-    query_points, reference_points, queries = clouds.query_points, clouds.reference_points, None
-    if row_splits is not None:
-        queries = queries_of(row_splits, rows.shape[0])
-        query_points = query_points if query_points.shape[0] else pad(query_points, (0, 0, 0, 1))
-    if not reference_points.shape[0]:  # then no pair exists, and any point will do
-        reference_points = pad(reference_points, (0, 0, 0, 1))
-    return _Pairs(queries, rows.clamp(min=0), box).differences(query_points, reference_points)
+    points = clouds.query_points, clouds.reference_points
+    # Where there are none no pair exists, and any point will do.
+    points = (p if p.shape[0] else pad(p, (0, 0, 0, 1)) for p in points)
+    queries = None if row_splits is None else queries_of(row_splits, rows.shape[0])
+    return _Pairs(queries, rows.clamp(min=0), box).differences(*points)
 
 
 def distances_of(
@@ -104,10 +102,8 @@ def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, _Pairs]]:
     rows, box = spread(rows, exists, len(reference_points)), PeriodicBox(lengths) if lengths else None
     apart = (exists & (distances > 0))[..., None]
     for at in chunks_of(rows, width=3):
-        if queries is None:
-            yield at, at, _Pairs(None, rows[at], box, apart[at])
-        else:
-            yield at, slice(None), _Pairs(queries[at], rows[at], box, apart[at])
+        own = at if queries is None else slice(None)
+        yield at, own, _Pairs(None if queries is None else queries[at], rows[at], box, apart[at])
 
 
 def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
