@@ -108,7 +108,8 @@ def plain_attend(
         if len(bias):
             logits = logits + bias[:, head].view(logits.shape)
         known = torch.where(pairs.exists, logits.detach(), -torch.inf)
-        largest = pairs.of_pairs((-pairs.least(-known[..., 0])).nan_to_num(nan=torch.nan, neginf=0.0))
+        largest = pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)
+        largest = pairs.of_pairs(largest[:, 0])
         weights = torch.where(pairs.exists, logits, largest).sub(largest).exp()
         weights = torch.where(pairs.exists, weights, 0.0)
         total = pairs.summed(weights)

@@ -8,7 +8,7 @@ from pointproj.ops import arguments
 from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
-from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
+from pointproj.ops.weighted_sums import SPARE, rows_or_spare, weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -146,12 +146,6 @@ class Pairs:
             numbers = numbers.new_ones(1)
         return numbers[self.query, None]
 
-    def least(self, distances: Tensor) -> Tensor:
-        """The least (Q,) of each query's distances (...), inf without any."""
-        if self.row_splits is not None:
-            return least_of_rows(distances, self.row_splits)
-        return distances.amin(1) if distances.shape[1] else distances.new_full(distances.shape[:1], torch.inf)
-
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
         if self.row_splits is None:
@@ -164,17 +158,17 @@ class Pairs:
 
     def largest(self, terms: Tensor) -> Tensor:
         """The largest of each query's pairs, 0 without one: (Q, C)."""
-        largest = self._largest(torch.where(self.exists, terms, -torch.inf))
-        has_pairs = self._largest(self.exists.to(terms.dtype)) > 0
+        largest = self.extreme("amax", torch.where(self.exists, terms, -torch.inf))
+        has_pairs = self.extreme("amax", self.exists.to(terms.dtype)) > 0
         return torch.where(has_pairs, largest, 0.0)
 
-    def _largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's slots, -inf without one."""
+    def extreme(self, reduce: str, terms: Tensor) -> Tensor:
+        """The largest ("amax") or least ("amin") of each query's slots, -inf or inf without one: (Q, C)."""
+        none = -torch.inf if reduce == "amax" else torch.inf
         if self.row_splits is None:
-            return terms.amax(1) if terms.shape[1] else terms.sum(1) - torch.inf
-        into = terms.new_full((self.rows_of_sums, terms.shape[1]), -torch.inf)
-        at = self.query[:, None].expand_as(terms)
-        return into.scatter_reduce(0, at, terms, "amax", include_self=False)[: self.queries]
+            return getattr(terms, reduce)(1) if terms.shape[1] else terms.sum(1) + none
+        into = terms.new_full((self.rows_of_sums, terms.shape[1]), none)
+        return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
 
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
@@ -194,7 +188,7 @@ class Pairs:
             counts = self.exists if own is None else self.exists & (own != 0)
             known = torch.where(counts, distances.detach(), torch.inf)
             # inf, of queries without neighbours, cannot be subtracted
-            nearest = self.of_pairs(self.least(known[..., 0]).nan_to_num(nan=0.0, posinf=0.0))
+            nearest = self.of_pairs(self.extreme("amin", known).nan_to_num(nan=0.0, posinf=0.0)[:, 0])
         return kernel_weights(distances, self.exists, nearest, sigma, weighting)
 
     def weighted(self, values: Tensor, weights: Tensor) -> Tensor:

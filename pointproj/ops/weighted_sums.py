@@ -162,16 +162,3 @@ pair_products = _product_sums(
     ("upstream", "features"),
     lambda upstream, features, rows, row_splits: ((rows.shape, features.dtype),),
 )
-
-
-def _least(distances: Tensor, row_splits: Tensor) -> tuple[Tensor]:
-    # Unsafe: without checks of the offsets, which would wait for the device.
-    return (torch.segment_reduce(distances, "min", offsets=row_splits, initial=torch.inf, unsafe=True),)
-
-
-# The least (Q,) of each query's distances (M,), inf without any; it has no gradient.
-least_of_rows = torch_op(
-    "pointproj::least_of_rows",
-    _least,
-    lambda distances, row_splits: (((row_splits.shape[0] - 1,), distances.dtype),),
-)
