@@ -115,7 +115,9 @@ def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slo
 
 
 def rows_of(values: Tensor, rows: Int[Tensor, "*pairs"]) -> Tensor:
-    """The rows (..., C) of values (N, C)."""
+    """The rows (..., C) of values (N, C); zeros if there are none."""
+    if not values.shape[0]:
+        values = torch.nn.functional.pad(values, (0, 0, 0, 1))
     return values.index_select(0, rows.flatten()).view(*rows.shape, values.shape[-1])
 
 

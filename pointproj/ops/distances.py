@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pointproj.ops.bridge.torch_internals import is_transforming
 from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, torch_op
@@ -26,7 +25,7 @@ class _Pairs(NamedTuple):
 
     def differences(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs 3"]:
         """Query point minus the nearest copy of the reference point."""
-        own = query_points[:, None] if self.queries is None else query_points.index_select(0, self.queries)
+        own = query_points[:, None] if self.queries is None else rows_of(query_points, self.queries)
         delta = own - rows_of(reference_points, self.rows)
         return delta if self.box is None else self.box.minimum_image(delta)
 
@@ -45,11 +44,9 @@ def differences(
 
     Rows are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
     """
-    points = clouds.query_points, clouds.reference_points
-    # Where there are none no pair exists, and any point will do.
-    points = (p if p.shape[0] else pad(p, (0, 0, 0, 1)) for p in points)
     queries = None if row_splits is None else queries_of(row_splits, rows.shape[0])
-    return _Pairs(queries, rows.clamp(min=0), box).differences(*points)
+    pairs = _Pairs(queries, rows.clamp(min=0), box)
+    return pairs.differences(clouds.query_points, clouds.reference_points)
 
 
 def distances_of(

@@ -142,9 +142,7 @@ class Pairs:
         """Numbers (Q,) of each pair's query: (..., 1)."""
         if self.row_splits is None:
             return numbers.view(-1, 1, 1)
-        if not self.queries:  # slots may be there all the same
-            numbers = numbers.new_ones(1)
-        return numbers[self.query, None]
+        return rows_of(numbers[:, None], self.query)
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
