@@ -15,6 +15,7 @@ from pointproj.compat.pairs import (
     by_distance,
     coordinates,
     nearest,
+    others,
     pairs_within,
     random_rows,
     ranks,
@@ -57,7 +58,8 @@ def knn_edges(
         )
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
     rows = nearest(query_points, reference_points, min(k + skip_self, len(x)), **offsets)[1]
-    return _listed(rows, _kept(rows, k, skip_self))
+    rows = rows.gather(1, others(rows)) if skip_self else rows
+    return _listed(rows, rows >= 0)
 
 
 def radius_edges(
@@ -83,9 +85,10 @@ def radius_edges(
     most = len(x) if max_num_neighbors is None else max_num_neighbors
     if most <= MOST_PADDED and query_points.shape[1] <= 3:
         reach, squared_radius = boundary(r, query_points)
-        slots = min(most + skip_self, len(x))
+        slots = most + skip_self
         rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=slots, **offsets).indices
-        rows = torch.where(_kept(rows, most, skip_self), rows, len(x)).sort(dim=1).values
+        rows = rows.gather(1, others(rows)) if skip_self else rows
+        rows = torch.where(rows >= 0, rows, len(x)).sort(dim=1).values
         edges = _listed(rows, rows < len(x))
         squared = squared_lengths(
             query_points.index_select(0, edges[0]) - reference_points.index_select(0, edges[1])
@@ -94,8 +97,8 @@ def radius_edges(
     queries, indices, squared = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
     edges = torch.stack([queries, indices])
     if skip_self:
-        others = (queries != indices).nonzero()[:, 0]
-        edges, squared = edges.index_select(1, others), squared[others]
+        apart = (queries != indices).nonzero()[:, 0]
+        edges, squared = edges.index_select(1, apart), squared[apart]
     if max_num_neighbors is None:
         return edges
     fits = ranks(edges[0]) < most
@@ -110,7 +113,10 @@ def nearest_rows(
     ptr_x: Int[Tensor, " clouds+1"] | None = None,
     ptr_y: Int[Tensor, " clouds+1"] | None = None,
 ) -> Int[Tensor, " n"]:
-    """For each point of ``x`` the nearest of ``y``; -1 where there is none. Does not wait for the device."""
+    """For each point of ``x`` the nearest of ``y``; -1 where there is none.
+
+    Nothing waits for the device up to 3 coordinates.
+    """
     query_points, reference_points = _points(x, y)
     found = nearest(query_points, reference_points, 1, query_offsets=ptr_x, reference_offsets=ptr_y)
     return found[1][:, 0]
@@ -210,15 +216,6 @@ def _points(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if points.ndim != 2:
             raise ValueError(f"{name} must have shape (points, coordinates); got {tuple(points.shape)}")
     return x.detach(), y.detach()
-
-
-def _kept(rows: Int[Tensor, "q k"], k: int, skip_self: bool) -> Bool[Tensor, "q k"]:
-    """At most k, without the own point, which many coincident points may have left out already."""
-    found = rows >= 0
-    if not skip_self:
-        return found
-    others = found & (rows != torch.arange(len(rows), device=rows.device)[:, None])
-    return others & (others.cumsum(1) <= k)
 
 
 def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:

@@ -279,6 +279,13 @@ def random_rows(sizes: Int[Tensor, " clouds"]) -> Int[Tensor, " clouds"]:
     return torch.minimum(drawn.long(), sizes - 1).clamp(min=0)
 
 
+def others(rows: Int[Tensor, "q k+1"]) -> Int[Tensor, "q k"]:
+    """Columns without that of the row of the same number; the last is left out where it was not found."""
+    own = rows == torch.arange(len(rows), device=rows.device)[:, None]
+    own[:, -1] |= ~own.any(1)  # so it is among many that coincide
+    return own.int().argsort(dim=1, stable=True)[:, :-1]
+
+
 def ranks(queries: Int[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
     """How many pairs of the same query stand before each; queries ascend."""
     return torch.arange(len(queries), device=queries.device) - torch.searchsorted(queries, queries)

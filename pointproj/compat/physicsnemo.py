@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
-from pointproj.ops.clouds import as_dtype
+from pointproj.ops.clouds import as_dtype, rows_of
 from pointproj.ops.scalars import scalar
 
 NAME = "pointproj"  # of the implementations
@@ -210,8 +210,7 @@ def _nearest_within(
         at = rows.clamp(min=0)
         if points.ndim == 3:
             at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
-        found = points.flatten(0, -2).index_select(0, at.flatten())
-        return filled(found.view(*rows.shape, points.shape[-1]), points.shape[-1])
+        return filled(rows_of(points.flatten(0, -2), at), points.shape[-1])
 
     return filled(rows.clone()), neighbors, lambda: filled(distances.clone())
 

@@ -13,7 +13,8 @@ All of them raise TypeError or ValueError for arguments of wrong shape, dtype or
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.edges import Edges, directed, knn_edges, nearest_rows, radius_edges
+from pointproj.compat.edges import Edges, directed, knn_edges, radius_edges
+from pointproj.compat.edges import nearest_rows as nearest
 
 __all__ = ["knn", "knn_graph", "nearest", "radius", "radius_graph"]
 
@@ -78,13 +79,3 @@ def radius_graph(
     """Edges between each point and those nearer than ``r``."""
     edges = radius(x, x, r, ptr, ptr, max_num_neighbors, num_workers, ignore_same_index=not loop)
     return directed(edges, flow, "target_to_source")
-
-
-def nearest(
-    x: Float[Tensor, "n d"],
-    y: Float[Tensor, "m d"],
-    ptr_x: Boundaries | None = None,
-    ptr_y: Boundaries | None = None,
-) -> Int[Tensor, " n"]:
-    """For each point of ``x`` the nearest of ``y``. Nothing waits for the device up to 3 coordinates."""
-    return nearest_rows(x, y, ptr_x, ptr_y)

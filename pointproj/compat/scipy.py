@@ -88,12 +88,11 @@ class cKDTree:  # noqa: N801 - its name there
         absent = (rows < 0) | (distances >= distance_upper_bound)
         distances = torch.where(absent & ~distances.isnan(), torch.inf, distances)
         rows = torch.where(absent, self.n, rows)
-        if isinstance(k, Integral):
-            shape = x.shape[:-1] if k == 1 else (*x.shape[:-1], k)
-            return distances.reshape(shape), rows.reshape(shape)
-        wanted = [rank - 1 for rank in ranks]
-        shape = (*x.shape[:-1], len(ranks))
-        return distances[:, wanted].view(shape), rows[:, wanted].view(shape)
+        if not isinstance(k, Integral):
+            wanted = [rank - 1 for rank in ranks]
+            distances, rows = distances[:, wanted], rows[:, wanted]
+        shape = x.shape[:-1] if isinstance(k, Integral) and k == 1 else (*x.shape[:-1], rows.shape[1])
+        return distances.reshape(shape), rows.reshape(shape)
 
     def query_ball_point(
         self,

@@ -16,6 +16,7 @@ from pointproj.compat.pairs import (
     array,
     by_distance,
     number_or_tensor,
+    others,
     pairs_within,
     split,
 )
@@ -91,10 +92,8 @@ class NearestNeighbors:
             )
         distances, rows = searched.nearest(k + (X is None), X=self._queries(X))
         if X is None:
-            own = rows == torch.arange(len(rows), device=rows.device)[:, None]
-            own[:, -1] |= ~own.any(1)  # among as many that coincide, the last is left out instead
-            others = own.int().argsort(dim=1, stable=True)[:, :k]
-            distances, rows = distances.gather(1, others), rows.gather(1, others)
+            kept = others(rows)
+            distances, rows = distances.gather(1, kept), rows.gather(1, kept)
         return (distances, rows) if return_distance else rows
 
     def radius_neighbors(
@@ -123,8 +122,8 @@ class NearestNeighbors:
         reach = number_or_tensor("radius", radius, query_points.shape[:1], points)
         queries, rows, squared = pairs_within(query_points.detach(), points.detach(), reach, inclusive=True)
         if X is None:
-            others = queries != rows
-            queries, rows, squared = queries[others], rows[others], squared[others]
+            apart = queries != rows
+            queries, rows, squared = queries[apart], rows[apart], squared[apart]
         if sort_results:
             order = by_distance(queries, squared)
             rows, squared = rows[order], squared[order]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import Saved, Tensors
-from pointproj.ops.clouds import dense_clouds, rows_in_packed
+from pointproj.ops.clouds import rows_in_packed
 from pointproj.ops.gradients import second_gradients
-from pointproj.ops.list_sums import pairs_of
+from pointproj.ops.list_sums import Pairs, packed_rows
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.registry import choose, modules
 from pointproj.ops.weighted_sums import pair_products
@@ -76,19 +76,14 @@ def attend(
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), keys)
     arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
     module = modules[choose(backend, queries.device.type, "knn")]
-    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows = neighbors.indices.long()
-    clouds = dense_clouds(keys, splits, len(rows))
-    if clouds is not None:
-        rows = rows_in_packed(rows, keys.shape[-2], clouds)
-    rows = (rows.flatten(0, -2) if splits is None else rows).contiguous()
+    rows, splits = packed_rows(neighbors, keys, missing=-1)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     packed = (x.reshape(-1, x.shape[-1]).to(dtype).contiguous() for x in (queries, keys, values))
     if bias is None:
         bias = queries.new_empty(0, heads, dtype=dtype)
     bias = bias.flatten(0, -2).to(dtype).contiguous()
     scale = 1 / math.sqrt(keys.shape[-1] // heads) if scale is None else float(scale)
-    result = getattr(module, "attend", plain_attend)(*packed, bias, rows, splits, heads, scale)
+    result = getattr(module, "attend", plain_attend)(*packed, bias, rows.contiguous(), splits, heads, scale)
     return result.view(queries.shape).to(queries.dtype)
 
 
@@ -103,7 +98,7 @@ def plain_attend(
     scale: float,
 ) -> Tensor:
     """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
-    pairs = pairs_of(rows, row_splits, keys)
+    pairs = Pairs(rows_in_packed(rows, len(keys), None, len(keys)), row_splits, len(keys))
     of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
     results = []
     for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):
@@ -113,7 +108,8 @@ def plain_attend(
         if len(bias):
             logits = logits + bias[:, head].view(logits.shape)
         known = torch.where(pairs.exists, logits.detach(), -torch.inf)
-        largest = pairs.of_pairs((-pairs.least(-known[..., 0])).nan_to_num(nan=torch.nan, neginf=0.0))
+        largest = pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)
+        largest = pairs.of_pairs(largest[:, 0])
         weights = torch.where(pairs.exists, logits, largest).sub(largest).exp()
         weights = torch.where(pairs.exists, weights, 0.0)
         total = pairs.summed(weights)

@@ -104,7 +104,8 @@ def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
     rows = torch.full_like(squared, -1, dtype=torch.int64)
     with torch.autocast(query_points.device.type, enabled=False):
         for at, query, first_row, reference in _groups(clouds):
-            least, columns = _nearest_of_group(query, reference, min(k, reference.shape[1]), _first_guess(k))
+            candidates = k + k // 4 + 8  # rounding confuses few of the neighbours with others
+            least, columns = _nearest_of_group(query, reference, min(k, reference.shape[1]), candidates)
             squared[at, : least.shape[2]] = least.flatten(0, 1)
             firsts = first_row + reference.shape[1] * torch.arange(len(reference), device=rows.device)
             rows[at, : least.shape[2]] = (columns + firsts[:, None, None]).flatten(0, 1)
@@ -130,11 +131,6 @@ def _groups(clouds: Clouds, one_by_one: bool = False) -> Iterator[tuple[slice, T
         if query.stop > query.start and reference.stop > reference.start:
             of_group = points[0][query].unflatten(0, size), points[1][reference].unflatten(0, size)
             yield query, of_group[0], reference.start, of_group[1]
-
-
-def _first_guess(k: int) -> int:
-    """Candidates for k neighbours, few of whom rounding confuses with others."""
-    return k + k // 4 + 8
 
 
 def _nearest_of_group(

@@ -1,5 +1,6 @@
 """Query and reference points as every backend takes them: packed, cloud after cloud, in three dimensions."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_internals import is_transforming
+
+VALUES_AT_ONCE = 2**26  # that a chunk of neighbour lists may gather
 
 
 class Clouds(NamedTuple):
@@ -109,3 +112,24 @@ def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slo
     # Not among row_splits[1:]: compiled by torch 2.11 for a GPU, a search loses where a slice begins.
     queries = torch.searchsorted(row_splits, numbers, right=True) - 1
     return queries.clamp(max=max(0, row_splits.shape[0] - 2))
+
+
+def rows_of(values: Tensor, rows: Int[Tensor, "*pairs"]) -> Tensor:
+    """The rows (..., C) of values (N, C); zeros if there are none."""
+    if not values.shape[0]:
+        values = torch.nn.functional.pad(values, (0, 0, 0, 1))
+    return values.index_select(0, rows.flatten()).view(*rows.shape, values.shape[-1])
+
+
+def spread(rows: Tensor, exists: Tensor, count: int) -> Tensor:
+    """Rows (Q, K) or (M,), and where none exists any below ``count``: a GPU adds to one after the other."""
+    if not rows.is_cuda:
+        return torch.where(exists, rows, 0)
+    others = torch.arange(len(rows), device=rows.device) % max(1, count)
+    return torch.where(exists, rows, others if rows.ndim == 1 else others[:, None])
+
+
+def chunks_of(lists: Tensor, width: int) -> Iterator[slice]:
+    """Parts of lists (Q, K) or (M,) that can be worked on together, with so many numbers of each pair."""
+    size = max(1, VALUES_AT_ONCE // max(1, lists[:1].numel() * width))
+    return (slice(first, first + size) for first in range(0, len(lists), size))

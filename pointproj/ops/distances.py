@@ -1,49 +1,18 @@
 """Distances of neighbours that were searched: what a search must return, and their derivatives."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import is_transforming
 from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, torch_op
-from pointproj.ops.clouds import Clouds, queries_of
+from pointproj.ops.clouds import Clouds, chunks_of, queries_of, rows_of, spread
 from pointproj.ops.gradients import second_gradients
+from pointproj.ops.periodic import PeriodicBox
 from pointproj.ops.reference import length, nan_where_query_is_not_finite, rounded_length
-
-
-def distances_of(clouds: Clouds, rows: Int[Tensor, "q k"]) -> Float[Tensor, "q k"]:
-    """Distances to packed rows, rounded as the reference does; inf for row -1, NaN for a query not finite."""
-    delta = clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)]
-    distances = rounded_length(delta).masked_fill(rows < 0, torch.inf)
-    return nan_where_query_is_not_finite(distances, clouds.query_points)
-
-
-def pair_distances(
-    delta: Float[Tensor, "*pairs 3"], is_neighbor: Bool[Tensor, "*pairs"]
-) -> Float[Tensor, "*pairs"]:
-    """Rounded lengths of the differences of neighbours, inf for all other pairs, which get no gradient."""
-    rounded = rounded_length(delta.detach())
-    if delta.requires_grad or is_transforming():
-        own = length(torch.where(is_neighbor[..., None], delta, 0.0))
-        rounded = own + (rounded - own).detach()  # exactly, since they differ by a bit
-    return torch.where(is_neighbor, rounded, torch.inf)
-
-
-def with_gradient(
-    distances: Float[Tensor, "*pairs"],
-    rows: Int[Tensor, "*pairs"],
-    clouds: Clouds,
-    row_splits: Int[Tensor, " q+1"] | None = None,
-) -> Float[Tensor, "*pairs"]:
-    """The same distances, differentiable twice in the points if these can get a gradient.
-
-    They are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
-    """
-    points = clouds.query_points, clouds.reference_points
-    needed = torch.is_grad_enabled() and any(p.requires_grad for p in points)
-    return _distances(*points, distances, rows, row_splits) if needed or is_transforming() else distances
 
 
 class _Pairs(NamedTuple):
@@ -51,63 +20,121 @@ class _Pairs(NamedTuple):
 
     queries: Tensor | None  # (M,) of a list
     rows: Tensor  # in range also where there is no neighbour
-    apart: Tensor  # neighbours whose known distance is neither 0 nor inf: the others have no gradient
+    box: PeriodicBox | None
+    apart: Tensor | None = None  # (..., 1): which have a gradient, neighbours at another place
 
-    def differences(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
-        """(..., 3), 0 where not apart."""
-        own = query_points[:, None] if self.queries is None else query_points.index_select(0, self.queries)
-        others = reference_points.index_select(0, self.rows.flatten()).view(*self.rows.shape, own.shape[-1])
-        return torch.where(self.apart[..., None], own - others, 0.0)
+    def differences(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs 3"]:
+        """Query point minus the nearest copy of the reference point."""
+        own = query_points[:, None] if self.queries is None else rows_of(query_points, self.queries)
+        delta = own - rows_of(reference_points, self.rows)
+        return delta if self.box is None else self.box.minimum_image(delta)
 
-    def lengths(self, query_points: Tensor, reference_points: Tensor) -> Tensor:
-        return length(self.differences(query_points, reference_points))
+    def lengths(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs"]:
+        """Of the differences, 0 of those without a gradient."""
+        return length(torch.where(self.apart, self.differences(query_points, reference_points), 0.0))
 
 
-def _pairs(saved: Saved) -> tuple[list[Tensor], _Pairs]:
-    """Both sets of points, and the pairs."""
-    *points, distances, rows, row_splits = saved.inputs.values()
-    # Where there is no neighbour 0 is added: to any point, since a GPU adds to one place after the other.
-    slots = torch.arange(len(rows), device=rows.device)
-    queries, others = None, slots % max(1, len(points[1]))
-    if row_splits is None:
-        others = others[:, None]
-    else:
-        queries = torch.where(rows >= 0, queries_of(row_splits, len(rows)), slots % max(1, len(points[0])))
-    apart = (distances > 0) & (distances < torch.inf)
-    return points, _Pairs(queries, torch.where(rows >= 0, rows, others), apart)
+def differences(
+    clouds: Clouds,
+    rows: Int[Tensor, "*pairs"],
+    row_splits: Int[Tensor, " q+1"] | None = None,
+    box: PeriodicBox | None = None,
+) -> Float[Tensor, "*pairs 3"]:
+    """Differences of pairs, of any two points where the row is -1.
+
+    Rows are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
+    """
+    queries = None if row_splits is None else queries_of(row_splits, rows.shape[0])
+    pairs = _Pairs(queries, rows.clamp(min=0), box)
+    return pairs.differences(clouds.query_points, clouds.reference_points)
+
+
+def distances_of(
+    clouds: Clouds,
+    rows: Int[Tensor, "*pairs"],
+    row_splits: Int[Tensor, " q+1"] | None = None,
+    box: PeriodicBox | None = None,
+) -> Float[Tensor, "*pairs"]:
+    """Distances to packed rows, rounded as the reference does; inf for row -1, NaN for a query not finite."""
+    distances = rounded_length(differences(clouds, rows, row_splits, box)).masked_fill(rows < 0, torch.inf)
+    if row_splits is not None:  # of a query that is not finite there are none
+        return distances
+    return nan_where_query_is_not_finite(distances, clouds.query_points)
+
+
+def with_gradient(
+    distances: Float[Tensor, "*pairs"],
+    rows: Int[Tensor, "*pairs"],
+    clouds: Clouds,
+    row_splits: Int[Tensor, " q+1"] | None = None,
+    box: PeriodicBox | None = None,
+) -> Float[Tensor, "*pairs"]:
+    """The same distances, differentiable twice in the points if these can get a gradient."""
+    points = clouds.query_points, clouds.reference_points
+    needed = torch.is_grad_enabled() and any(p.requires_grad for p in points)
+    if not needed and not is_transforming():
+        return distances
+    return _distances(*points, distances, rows, row_splits, list(box.lengths) if box else [])
 
 
 def _forward(
-    query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor, row_splits: Tensor | None
+    query_points: Tensor,
+    reference_points: Tensor,
+    distances: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    lengths: list[float],
 ) -> tuple[Tensor]:
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 
 
+def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, _Pairs]]:
+    """Some pairs, with their place among all, and the place of the query points that they have."""
+    query_points, reference_points, distances, rows, row_splits, lengths = saved.inputs.values()
+    if not (query_points.shape[0] and reference_points.shape[0]):
+        return
+    exists, queries = rows >= 0, None
+    if row_splits is not None:
+        queries = spread(queries_of(row_splits, len(rows)), exists, len(query_points))
+    rows, box = spread(rows, exists, len(reference_points)), PeriodicBox(lengths) if lengths else None
+    apart = (exists & (distances > 0))[..., None]
+    for at in chunks_of(rows, width=3):
+        own = at if queries is None else slice(None)
+        yield at, own, _Pairs(None if queries is None else queries[at], rows[at], box, apart[at])
+
+
 def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
-    points, pairs = _pairs(saved)
-    made = [torch.zeros_like(p) for p in points]
-    if all(map(len, points)):
-        along = torch.where(pairs.apart, grads[0] / saved.inputs["distances"], 0.0)[..., None]
-        along = along * pairs.differences(*points)
+    query_points, reference_points, distances, *_ = saved.inputs.values()
+    d_queries, d_references = torch.zeros_like(query_points), torch.zeros_like(reference_points)
+    inverse = (grads[0] / distances)[..., None]
+    for at, own, pairs in _chunks(saved):
+        delta = pairs.differences(query_points[own], reference_points)
+        along = torch.where(pairs.apart, inverse[at] * delta, 0.0)
         if pairs.queries is None:
-            made[0] = along.sum(1)
+            torch.sum(along, 1, out=d_queries[own])
         else:
-            made[0].index_add_(0, pairs.queries, along)
-        made[1].index_add_(0, pairs.rows.flatten(), along.flatten(0, -2), alpha=-1)
-    return tuple(m if need else None for m, need in zip(made, needs.values(), strict=True))
+            d_queries.index_add_(0, pairs.queries, along)
+        d_references.index_add_(0, pairs.rows.flatten(), along.flatten(0, -2), alpha=-1)
+    made = zip((d_queries, d_references), needs.values(), strict=True)
+    return tuple(gradient if need else None for gradient, need in made)
 
 
 def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-    points, pairs = _pairs(saved)
-    if not all(map(len, points)):
-        return tuple(torch.zeros_like(v) for v in (grads[0], *points))
-    return second_gradients(pairs.lengths, points, grads[0], directions)
+    query_points, reference_points, *_ = saved.inputs.values()
+    made = [torch.zeros_like(v) for v in (grads[0], query_points, reference_points)]
+    for at, own, pairs in _chunks(saved):
+        points, along = (query_points[own], reference_points), (directions[0][own], directions[1])
+        of_grad, of_queries, of_references = second_gradients(pairs.lengths, points, grads[0][at], along)
+        made[0][at] = of_grad
+        made[1][own] += of_queries
+        made[2] += of_references
+    return tuple(made)
 
 
 _distances = torch_op(
     "pointproj::distances",
     _forward,
-    lambda query_points, reference_points, distances, *rows: ((distances.shape, distances.dtype),),
+    lambda query_points, reference_points, distances, *others: ((distances.shape, distances.dtype),),
     differentiable=("query_points", "reference_points"),
     backward=_backward,
     second_backward=_second_backward,

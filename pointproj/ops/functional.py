@@ -7,12 +7,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments, brute_force
-from pointproj.ops.clouds import Clouds, as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import distances_of, pair_distances, with_gradient
+from pointproj.ops.clouds import as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.distances import distances_of, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
-from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import Weighting, counted_features, nan_where_query_is_not_finite, sigma_in_range
-from pointproj.ops.registry import Backend, Summands, Tables
+from pointproj.ops.periodic import periodic_box
+from pointproj.ops.reference import Weighting, counted_features, sigma_in_range
+from pointproj.ops.registry import Summands
 from pointproj.ops.scalars import scalar
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
@@ -95,12 +95,14 @@ def knn(
         module, tables = brute_force, None
     else:
         module, tables = choose_backend(backend, None, index, reference_points, clouds)
+    own = clouds.detached()
     if periodic is None:
-        distances, rows = module.nearest(clouds.detached(), tables, int(k), index_dtype)
-        distances = with_gradient(distances, rows, clouds)
+        distances, rows = module.nearest(own, tables, int(k), index_dtype)
     else:
-        distances, rows = _nearest_in_box(module, clouds, tables, int(k), periodic)
-        rows = rows.to(index_dtype)
+        rows = module.search(periodic.clouds(own), tables, int(k))
+        rows = periodic.merged(rows, own, int(k)).to(index_dtype)
+        distances = distances_of(own, rows, box=periodic)
+    distances = with_gradient(distances, rows, clouds, box=periodic)
     if max_radius is not None:
         farther = distances.detach() > scalar(max_radius, distances.dtype, distances.device)
         rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
@@ -258,17 +260,6 @@ def radius_aggregate(
         return module.radius_aggregate(clouds, tables, summands, radius)
 
     return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
-
-
-def _nearest_in_box(
-    module: Backend, clouds: Clouds, tables: Tables | None, k: int, periodic: PeriodicBox
-) -> tuple[Tensor, Tensor]:
-    """Distances to the nearest copies, and their packed rows, int64."""
-    images = periodic.clouds(clouds.detached())
-    rows = periodic.merged(module.search(images, tables, k).long(), images, k)
-    delta = periodic.minimum_image(clouds.query_points[:, None] - clouds.reference_points[rows.clamp(min=0)])
-    distances = pair_distances(delta, rows >= 0)
-    return nan_where_query_is_not_finite(distances, clouds.query_points), rows
 
 
 def _check_values(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import recording
+from pointproj.ops.clouds import rows_of
 from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, normalized, relative_weights
 
@@ -36,9 +37,7 @@ class ListedNeighbors(NamedTuple):
 
     def rows_of(self, per_reference: Tensor) -> Tensor:
         """(m, K, C)"""
-        return per_reference.index_select(0, self.indices.flatten()).view(
-            *self.indices.shape, per_reference.shape[-1]
-        )
+        return rows_of(per_reference, self.indices)
 
     def sums(self, weights: Tensor, features: Tensor) -> Tensor:
         terms = weights[..., None] * self.rows_of(features)

@@ -93,22 +93,14 @@ def build_index(
     # being compiled cannot ask for it.
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else contextlib.nullcontext():
-        tables = _build_tables(modules[name], points, radius)
+        module = modules[name]
+        tables = {"knn": module.build_index(*points, radius if module.ONE_INDEX else None)}
+        if module.ONE_INDEX:
+            tables["radius"] = tables["knn"]
+        elif radius is not None:
+            tables["radius"] = module.build_index(*points, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
     return Index(name, shape, dtype, device, packed.count, tables)
-
-
-def _build_tables(
-    module: Backend, points: tuple[Tensor, Tensor | None, int], radius: float | None
-) -> dict[str, Tables]:
-    """The tables of an index, by the search that reads them."""
-    if module.ONE_INDEX:
-        tables = module.build_index(*points, radius)
-        return {"knn": tables, "radius": tables}
-    tables = {"knn": module.build_index(*points, None)}
-    if radius is not None:
-        tables["radius"] = module.build_index(*points, radius)
-    return tables
 
 
 def choose_backend(
@@ -116,8 +108,8 @@ def choose_backend(
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index for this search, if it has them.
 
-    With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, the largest
-    one; None for kNN. ``clouds`` are the packed points.
+    With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, None for kNN.
+    ``clouds`` are the packed points.
     """
     if index is not None and not isinstance(index, Index):
         raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")

@@ -5,10 +5,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed
+from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
-from pointproj.ops.weighted_sums import SPARE, least_of_rows, rows_or_spare, weighted_sums
+from pointproj.ops.weighted_sums import SPARE, rows_or_spare, weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -67,7 +67,9 @@ def aggregate(
     arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, sums)
     arguments.check_sigma(sigma, neighbors.indices, sums)
     arguments.check_reference_weights(reference_weights, features)
-    pairs = _Pairs(neighbors, features)
+    clouds = features.shape[:-2]
+    count = features.shape[:-1].numel()
+    pairs = Pairs(*packed_rows(neighbors, features, missing=count), count)
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
@@ -81,7 +83,7 @@ def aggregate(
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-        weighting = Weighting(kernel, reduce, float(power), float(eps), pairs.support(kernel))
+        weighting = Weighting(kernel, reduce, float(power), float(eps), _support(kernel, neighbors, pairs))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
     if own is not None:
         weights = own if weights is None else weights * own
@@ -93,55 +95,54 @@ def aggregate(
         if reduce == "mean":
             total = pairs.summed(weights)
             aggregated = torch.where(total != 0, aggregated / torch.where(total != 0, total, 1.0), 0.0)
-    return aggregated.view(pairs.shape).to(features.dtype)
+    shape = *clouds, pairs.queries // max(1, clouds.numel()), features.shape[-1]
+    return aggregated.view(shape).to(features.dtype)
 
 
-def pairs_of(rows: Tensor, row_splits: Tensor | None, features: Tensor) -> "_Pairs":
-    """Pairs of packed rows (Q, K), or (M,) with splits, of features (N, C)."""
-    return _Pairs(
-        Neighbors(rows, rows) if row_splits is None else NeighborList(row_splits, rows, rows), features
-    )
+def _support(kernel: str, neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
+    """The radius at each pair."""
+    if kernel == "compact" and neighbors.radius is None:
+        raise ValueError(
+            'kernel="compact" ends at the radius of the list, which it does not have: make it with '
+            "radius_neighbors, or give Neighbors(..., radius=)"
+        )
+    if isinstance(neighbors.radius, Tensor):
+        return pairs.of_pairs(neighbors.radius.reshape(-1))
+    return torch.inf if neighbors.radius is None else neighbors.radius
 
 
-class _Pairs:
-    """Pairs of queries and reference points: ``rows`` of the features, and which of them exist.
+def packed_rows(
+    neighbors: Neighbors | NeighborList, points: Tensor, missing: int
+) -> tuple[Tensor, Tensor | None]:
+    """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
+    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+    rows, clouds = neighbors.indices, dense_clouds(points, splits, len(neighbors.indices))
+    if clouds is not None or missing != -1:  # that is what lists have
+        rows = rows_in_packed(rows, points.shape[-2], clouds, missing)
+    return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits
+
+
+class Pairs:
+    """Pairs of queries and reference points: ``rows`` of these, ``missing`` where there is no pair.
 
     In padded lists, (Q, K), a query's pairs are a row of their own; else, (M,), they follow one another.
     """
 
-    def __init__(self, neighbors: Neighbors | NeighborList, features: Tensor) -> None:
-        rows, self.radius = neighbors.indices, neighbors.radius
-        self.row_splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-        if self.row_splits is None:
-            queries = rows.shape[:-1]
-        else:
-            self.queries = self.row_splits.shape[0] - 1
-            queries = *features.shape[:-2], self.queries // max(1, features.shape[:-2].numel())
-        self.shape = *queries, features.shape[-1]
-        missing, clouds = features.shape[:-1].numel(), dense_clouds(features, self.row_splits, len(rows))
-        rows = as_dtype(rows_in_packed(rows, features.shape[-2], clouds, missing=missing), torch.int64)
-        self.rows = rows.flatten(0, -2) if self.row_splits is None else rows
-        self.exists = (self.rows < missing)[..., None]
-        if self.row_splits is not None:
-            # Unused slots add nothing to any query: to each some, as a GPU adds to one place after the other.
+    def __init__(self, rows: Tensor, row_splits: Tensor | None, missing: int) -> None:
+        self.rows, self.row_splits = rows, row_splits
+        self.exists = (rows < missing)[..., None]
+        self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
+        if row_splits is not None:
             self.rows_of_sums = max(1, self.queries)
-            query = queries_of(self.row_splits, len(rows))
-            slots = torch.arange(len(rows), device=rows.device)
-            self.query = torch.where(self.exists[:, 0], query, slots % self.rows_of_sums)
+            # Unused slots add nothing to any query.
+            query = queries_of(row_splits, len(rows))
+            self.query = spread(query, self.exists[:, 0], self.queries)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
         """Numbers (Q,) of each pair's query: (..., 1)."""
         if self.row_splits is None:
             return numbers.view(-1, 1, 1)
-        if not self.queries:  # slots may be there all the same
-            numbers = numbers.new_ones(1)
-        return numbers[self.query, None]
-
-    def least(self, distances: Tensor) -> Tensor:
-        """The least (Q,) of each query's distances (...), inf without any."""
-        if self.row_splits is not None:
-            return least_of_rows(distances, self.row_splits)
-        return distances.amin(1) if distances.shape[1] else distances.new_full(distances.shape[:1], torch.inf)
+        return rows_of(numbers[:, None], self.query)
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
@@ -155,38 +156,26 @@ class _Pairs:
 
     def largest(self, terms: Tensor) -> Tensor:
         """The largest of each query's pairs, 0 without one: (Q, C)."""
-        largest = self._largest(torch.where(self.exists, terms, -torch.inf))
-        has_pairs = self._largest(self.exists.to(terms.dtype)) > 0
+        largest = self.extreme("amax", torch.where(self.exists, terms, -torch.inf))
+        has_pairs = self.extreme("amax", self.exists.to(terms.dtype)) > 0
         return torch.where(has_pairs, largest, 0.0)
 
-    def _largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's slots, -inf without one."""
+    def extreme(self, reduce: str, terms: Tensor) -> Tensor:
+        """The largest ("amax") or least ("amin") of each query's slots, -inf or inf without one: (Q, C)."""
+        none = -torch.inf if reduce == "amax" else torch.inf
         if self.row_splits is None:
-            return terms.amax(1) if terms.shape[1] else terms.sum(1) - torch.inf
-        into = terms.new_full((self.rows_of_sums, terms.shape[1]), -torch.inf)
-        at = self.query[:, None].expand_as(terms)
-        return into.scatter_reduce(0, at, terms, "amax", include_self=False)[: self.queries]
+            return getattr(terms, reduce)(1) if terms.shape[1] else terms.sum(1) + none
+        into = terms.new_full((self.rows_of_sums, terms.shape[1]), none)
+        return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
 
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
         padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
-        at = rows_or_spare(self.rows, values.shape[0])
-        return padded.index_select(0, at.flatten()).view(*self.rows.shape, values.shape[1])
+        return rows_of(padded, rows_or_spare(self.rows, values.shape[0]))
 
     def masked(self, weights: Tensor) -> Tensor:
         """Weights (..., 1 or C), 0 where there is no pair."""
         return torch.where(self.exists, weights.reshape(*self.rows.shape, weights.shape[-1]), 0.0)
-
-    def support(self, kernel: str) -> float | Tensor:
-        """The radius at each pair."""
-        if kernel == "compact" and self.radius is None:
-            raise ValueError(
-                'kernel="compact" ends at the radius of the list, which it does not have: make it with '
-                "radius_neighbors, or give Neighbors(..., radius=)"
-            )
-        if isinstance(self.radius, Tensor):
-            return self.of_pairs(self.radius.reshape(-1))
-        return torch.inf if self.radius is None else self.radius
 
     def kernel_weights(
         self, distances: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
@@ -197,7 +186,7 @@ class _Pairs:
             counts = self.exists if own is None else self.exists & (own != 0)
             known = torch.where(counts, distances.detach(), torch.inf)
             # inf, of queries without neighbours, cannot be subtracted
-            nearest = self.of_pairs(self.least(known[..., 0]).nan_to_num(nan=0.0, posinf=0.0))
+            nearest = self.of_pairs(self.extreme("amin", known).nan_to_num(nan=0.0, posinf=0.0)[:, 0])
         return kernel_weights(distances, self.exists, nearest, sigma, weighting)
 
     def weighted(self, values: Tensor, weights: Tensor) -> Tensor:

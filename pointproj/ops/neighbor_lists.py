@@ -1,6 +1,7 @@
 """Lists of the reference points within a radius of each query: padded, or one after the other (CSR)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import EllipsisType
 from typing import NamedTuple
 
@@ -10,10 +11,9 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
-from pointproj.ops.distances import pair_distances, with_gradient
+from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Backend, Tables
 from pointproj.ops.rounding import radius_in_range
 
@@ -136,106 +136,77 @@ def radius_neighbors(
     arguments.check_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     arguments.check_box(box, radius, reference_points, inside=index is not None)
-    dims = query_points.shape[-1]
-    search = _Search(clouds, radius, periodic_box(box), dims)
-    largest = search.radius if index is None else search.largest()
-    module, tables = choose_backend(backend, largest, index, reference_points, clouds)
-    size = reference_points.shape[-2]
+    periodic, size = periodic_box(box), reference_points.shape[-2]
+    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
+    points = clouds.detached()
+    searched = points if periodic is None else periodic.clouds(points)
+    radii, row_splits, delta = _radii(radius, points, periodic), None, None
     if max_neighbors is not None:
-        distances, rows, counts = search.padded(module, tables, int(max_neighbors))
-        shape = *query_points.shape[:-1], int(max_neighbors)
-        delta = search.displacements(rows).view(*shape, dims) if displacements else None
-        rows = rows_in_cloud(rows.view(shape), size, dense_clouds(reference_points))
-        return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-    row_splits, rows, distances, total = search.listed(module, tables, capacity)
-    delta = search.displacements(rows, row_splits) if displacements else None
-    rows = rows_in_cloud(rows, size, dense_clouds(reference_points, row_splits, len(rows)))
-    return NeighborList(row_splits, rows, distances, total, delta, radius)
-
-
-def _selected(points: Tensor, rows: Tensor) -> Tensor:
-    """The points of rows (...), as (..., 3)."""
-    if not points.shape[0]:  # then no pair exists, and any point will do
-        points = torch.nn.functional.pad(points, (0, 0, 0, 1))
-    return points.index_select(0, rows.flatten()).view(*rows.shape, 3)
-
-
-class _Search:
-    """One search within a radius, in a box or in open space."""
-
-    def __init__(
-        self, clouds: Clouds, radius: float | Tensor, periodic: PeriodicBox | None, dims: int
-    ) -> None:
-        self.points = clouds
-        self.dims = dims
-        self.periodic = periodic
-        self.clouds = clouds.detached() if periodic is None else periodic.clouds(clouds.detached())
-        if isinstance(radius, Tensor):
-            # Values on a GPU were not checked: those that are no radius find nothing, or all points.
-            most = torch.finfo(radius.dtype).max
-            radius = radius.detach().reshape(-1).nan_to_num(0.0, most, 0.0).clamp(min=0.0)
-            self.radius = radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
-        else:
-            self.radius = radius_in_range(radius, clouds.query_points.dtype)
-
-    def largest(self) -> float | Tensor:
-        """The largest radius, for an index."""
-        if not isinstance(self.radius, Tensor):
-            return self.radius
-        return self.radius.amax() if self.radius.shape[0] else self.radius.new_ones(())
-
-    def padded(self, module: Backend, tables: Tables | None, k: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Distances (Q, k), and rows (Q, k) and counts (Q,), both int64."""
-        most = min(k, self.points.reference_points.shape[0])
-        if most == 0:
-            none = self.points.query_points.new_zeros(self.points.query_points.shape[0], dtype=torch.int64)
-            rows = none[:, None].expand(-1, k) - 1
-            return self._distances_of_some(rows), rows, none
-        distances, rows, counts = module.radius_search(self.clouds, tables, self.radius, most)
-        if self.periodic is not None:
-            rows = self.periodic.merged(rows, self.clouds, k)
-            counts = counts.view(-1, self.periodic.images).sum(1)
-        missing = k - rows.shape[1]
-        if missing:
-            rows = torch.nn.functional.pad(rows, (0, missing), value=-1)
-        if missing or self.periodic is not None:
-            return self._distances_of_some(rows), rows, counts
-        return with_gradient(distances, rows, self.points), rows, counts
-
-    def listed(
-        self, module: Backend, tables: Tables | None, capacity: int | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Row splits (Q + 1,) within the capacity, rows and distances (capacity,), and how many there are."""
+        search = partial(module.radius_search, searched, tables, radii)
+        distances, rows, counts = _padded(search, points, periodic, int(max_neighbors))
+    else:
         if capacity is None:
-            if tables is None:
-                points = self.clouds.reference_points, self.clouds.reference_offsets, self.clouds.count
-                tables = module.build_index(*points, self.largest())
-            row_splits, *_ = module.radius_list(self.clouds, tables, self.radius, 0)
-            capacity = int(row_splits[-1])
-        row_splits, rows, distances = module.radius_list(self.clouds, tables, self.radius, int(capacity))
+            tables, capacity = _counted(module, tables, searched, radii)
+        row_splits, rows, distances = module.radius_list(searched, tables, radii, int(capacity))
         total = row_splits[-1]
-        if self.periodic is None:
-            row_splits = row_splits.clamp(max=capacity)
-            return row_splits, rows, with_gradient(distances, rows, self.points, row_splits), total
-        references = self.points.reference_points.shape[0]
-        row_splits, rows = self.periodic.merged_list(row_splits, rows, references)
+        if periodic is not None:
+            row_splits, rows = periodic.merged_list(row_splits, rows, points.reference_points.shape[0])
+            distances = distances_of(points, rows, row_splits, periodic)
         row_splits = row_splits.clamp(max=capacity)
-        return row_splits, rows, pair_distances(self._delta(rows, row_splits), rows >= 0), total
+    distances = with_gradient(distances, rows, clouds, row_splits, periodic)
+    if displacements:
+        delta = torch.where(rows[..., None] >= 0, differences(clouds, rows, row_splits, periodic), 0.0)
+        delta = delta[..., : query_points.shape[-1]]
+    if row_splits is not None:
+        rows = rows_in_cloud(rows, size, dense_clouds(reference_points, row_splits, len(rows)))
+        return NeighborList(row_splits, rows, distances, total, delta, radius)
+    shape = *query_points.shape[:-1], int(max_neighbors)
+    rows = rows_in_cloud(rows.view(shape), size, dense_clouds(reference_points))
+    delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
+    return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
 
-    def displacements(self, rows: Tensor, row_splits: Tensor | None = None) -> Tensor:
-        """Differences of pairs in as many dimensions as the points have, 0 where there is no pair."""
-        return torch.where(rows[..., None] >= 0, self._delta(rows, row_splits), 0.0)[..., : self.dims]
 
-    def _distances_of_some(self, rows: Tensor) -> Tensor:
-        """Distances of what a search of these points, as they are, has not found."""
-        distances = pair_distances(self._delta(rows), rows >= 0)
-        return nan_where_query_is_not_finite(distances, self.points.query_points)
+def _radii(radius: float | Tensor, points: Clouds, periodic: PeriodicBox | None) -> float | Tensor:
+    """The radius as backends take it, one for all queries or one for each of their images."""
+    if not isinstance(radius, Tensor):
+        return radius_in_range(radius, points.query_points.dtype)
+    # Values on a GPU were not checked: those that are no radius find nothing, or all points.
+    radius = radius.detach().reshape(-1).nan_to_num(0.0, torch.finfo(radius.dtype).max, 0.0).clamp(min=0.0)
+    return radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
 
-    def _delta(self, rows: Tensor, row_splits: Tensor | None = None) -> Tensor:
-        """Differences of pairs, of any two points where there is none; without splits rows are (Q, k)."""
-        if row_splits is None:
-            query_points = self.points.query_points[:, None]
-        else:
-            query_points = _selected(self.points.query_points, queries_of(row_splits, len(rows)))
-        delta = query_points - _selected(self.points.reference_points, rows.clamp(min=0))
-        return delta if self.periodic is None else self.periodic.minimum_image(delta)
+
+def _padded(
+    search: Callable[[int], tuple[Tensor, Tensor, Tensor]],
+    points: Clouds,
+    periodic: PeriodicBox | None,
+    k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances (Q, k), rows (Q, k) and counts (Q,) of a search for at most as many as there are points."""
+    most = min(k, points.reference_points.shape[0])
+    if most:
+        distances, rows, counts = search(most)
+        if periodic is not None:
+            rows = periodic.merged(rows, points, k)
+            counts = counts.view(-1, periodic.images).sum(1)
+    else:
+        counts = points.query_points.new_zeros(points.query_points.shape[0], dtype=torch.int64)
+        rows = counts[:, None][:, :0]
+    missing = k - rows.shape[1]
+    if missing:
+        rows = torch.nn.functional.pad(rows, (0, missing), value=-1)
+    if missing or periodic is not None:
+        distances = distances_of(points, rows, box=periodic)
+    return distances, rows, counts
+
+
+def _counted(
+    module: Backend, tables: Tables | None, searched: Clouds, radii: float | Tensor
+) -> tuple[Tables, int]:
+    """The tables, which are built unless they were given, and how many pairs there are."""
+    if tables is None:
+        largest = radii
+        if isinstance(radii, Tensor):
+            largest = radii.amax() if radii.shape[0] else radii.new_ones(())
+        points = searched.reference_points, searched.reference_offsets, searched.count
+        tables = module.build_index(*points, largest)
+    return tables, int(module.radius_list(searched, tables, radii, 0)[0][-1])

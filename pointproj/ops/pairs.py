@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.clouds import Clouds
+from pointproj.ops.clouds import Clouds, chunks_of
 from pointproj.ops.gradients import Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.records import record_of
 from pointproj.ops.reference import squared_distances
@@ -15,7 +15,6 @@ from pointproj.ops.rounding import largest_squares_within
 
 # What a chunk may hold: cache on a CPU, 64 MiB of fp32 on a GPU.
 PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
-VALUES_AT_ONCE = 2**26  # feature values that a chunk of neighbour lists may gather
 
 
 class Pairs(NamedTuple):
@@ -86,9 +85,7 @@ def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over neighbour lists: its inputs hold ``neighbor_indices`` (Q, k)."""
     lists = inputs["neighbor_indices"]
-    rows = max(1, VALUES_AT_ONCE // max(1, lists.shape[1] * inputs["features"].shape[1]))
-    for first in range(0, len(lists), rows):
-        query = slice(first, first + rows)
+    for query in chunks_of(lists, inputs["features"].shape[1]):
         neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
         yield Chunk(query, slice(None), neighbors)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.clouds import Clouds, queries_of
+from pointproj.ops.clouds import Clouds, queries_of, rows_of
 
 
 class PeriodicBox(NamedTuple):
@@ -57,23 +57,18 @@ class PeriodicBox(NamedTuple):
             columns.append(x - length * _divided(x.detach(), length).round() if math.isfinite(length) else x)
         return torch.stack(columns, -1)
 
-    def merged(self, rows: Tensor, images: Clouds, k: int) -> Tensor:
+    def merged(self, rows: Tensor, clouds: Clouds, k: int) -> Tensor:
         """The k nearest of what all images of each query found: (Q * images, K) to (Q, k), -1 for none.
 
-        A reference point that several images found counts once, at its least distance.
+        A reference point that several images found counts once. ``clouds`` are those without images.
         """
-        delta = images.query_points[:, None] - images.reference_points[rows.clamp(min=0)]
-        squared = (delta[..., 0].square() + delta[..., 1].square()) + delta[..., 2].square()
-        squared = torch.where(rows >= 0, squared, torch.inf).view(-1, self.images * rows.shape[1])
-        rows = rows.view(squared.shape)
-        # Stable sorts: by row, those of one row by distance; without repetitions by distance, then by row.
-        rows, squared = _sorted_by(squared, rows, squared)
-        rows, squared = _sorted_by(rows, rows, squared)
-        repeated = torch.zeros_like(rows, dtype=torch.bool)
-        repeated[:, 1:] = rows[:, 1:] == rows[:, :-1]
-        squared = squared.masked_fill(repeated, torch.inf)
-        rows, squared = _sorted_by(squared, rows, squared)
-        return torch.where(squared.isfinite(), rows, -1)[:, :k]
+        rows = rows.view(-1, self.images * rows.shape[1]).sort(1).values
+        delta = clouds.query_points[:, None] - rows_of(clouds.reference_points, rows.clamp(min=0))
+        x, y, z = self.minimum_image(delta).square().unbind(-1)
+        missing = rows < 0
+        missing[:, 1:] |= rows[:, 1:] == rows[:, :-1]
+        squared, order = (x + y + z).masked_fill(missing, torch.inf).sort(dim=1, stable=True)
+        return torch.where(squared.isfinite(), rows.gather(1, order), -1)[:, :k]
 
     def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:
         """One row of a list for each query instead of one for each image, in ascending order."""
@@ -89,11 +84,6 @@ def periodic_box(box: tuple[float, ...] | None) -> PeriodicBox | None:
     if box is None:
         return None
     return PeriodicBox((*(float(length) for length in box), math.inf)[:3])
-
-
-def _sorted_by(key: Tensor, rows: Tensor, squared: Tensor) -> tuple[Tensor, Tensor]:
-    order = key.argsort(dim=1, stable=True)
-    return rows.gather(1, order), squared.gather(1, order)
 
 
 def _divided(x: Tensor, length: float) -> Tensor:

@@ -82,12 +82,6 @@ class Backend(Protocol):
         """
         return None
 
-    def use_algorithm(self, algorithm: str) -> None:
-        """Search by this algorithm from now on; by default there is no choice of one."""
-        raise ValueError(
-            f"algorithm {algorithm!r} was asked for, but this backend has only one; leave it out"
-        )
-
     def build_index(
         self,
         reference_points: Float[Tensor, "n 3"],
@@ -167,15 +161,13 @@ class Backend(Protocol):
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
 VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX")
-FUNCTIONS = ("unavailable_on", "unbuilt", "use_algorithm", "nearest", "knn_aggregate")
+FUNCTIONS = ("unavailable_on", "unbuilt", "nearest", "knn_aggregate")
 
 
 @functools.cache
 def names() -> tuple[str, ...]:
     """Names of all backends, installed or not."""
-    return tuple(
-        sorted(m.name for m in pkgutil.iter_modules(backends_package.__path__) if not m.name.startswith("_"))
-    )
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(backends_package.__path__)))
 
 
 def load(name: str) -> Backend:
@@ -255,7 +247,7 @@ def choose(name: str, device_type: str, operator: str) -> str:
     """The name from :func:`resolve`, with the choice logged once and its functions in :data:`modules`."""
     chosen, why = resolve(name, device_type, operator)
     if name == "auto":
-        _log_once(chosen, why)
+        _log_once("backend auto -> %s: %s", chosen, why)
     if chosen not in modules:
         modules[chosen] = functions_of(chosen)
     return chosen
@@ -265,8 +257,4 @@ def choose(name: str, device_type: str, operator: str) -> str:
 choose._dynamo_marked_constant = True
 
 modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
-
-
-@functools.cache
-def _log_once(chosen: str, why: str) -> None:
-    log.info("backend auto -> %s: %s", chosen, why)
+_log_once = functools.cache(log.info)

@@ -1,13 +1,11 @@
 """Numbers as tensors on a device."""
 
+import functools
+
 import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import has_modes, raw_stream
-
-MOST = 256  # numbers that are kept
-
-_kept: dict[tuple, Tensor] = {}
 
 
 def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -20,13 +18,12 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cuda" or torch.compiler.is_compiling() or not _may_keep():
         return torch.full((), value, dtype=dtype, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    key = value, dtype, index, raw_stream(index)
-    kept = _kept.get(key)
-    if kept is None:
-        if len(_kept) >= MOST:
-            _kept.clear()
-        kept = _kept[key] = torch.full((), value, dtype=dtype, device=device)
-    return kept
+    return _kept(value, dtype, index, raw_stream(index))
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=index)
 
 
 def _may_keep() -> bool:

@@ -42,7 +42,6 @@ class Slabs(NamedTuple):
 
     radius: float
     axis: int
-    bounds: Tensor  # (processes - 1,): slab i ends where slab i + 1 begins
     queries: Route
     references: Route  # what others lack; the rows of a process stay where they are as well
     back: Tensor  # for each query of this process, the place of its result among those that return
@@ -104,8 +103,7 @@ def knn_aggregate(
     (..., Q, C) float tensor
         For the queries of this process.
     """
-    cloud = replicated(reference_points, group), replicated(features, group)
-    sigma = _replicated_sigma(sigma, group)
+    *cloud, sigma = _replicated(group, reference_points, features, sigma)
     return functional.knn_aggregate(query_points, *cloud, k, sigma=sigma, index=index, backend=backend)
 
 
@@ -154,8 +152,7 @@ def radius_aggregate(
         If ``slabs`` belong to other points, to a smaller radius, or come with an index.
     """
     if slabs is None:
-        cloud = replicated(reference_points, group), replicated(features, group)
-        sigma = _replicated_sigma(sigma, group)
+        *cloud, sigma = _replicated(group, reference_points, features, sigma)
         return functional.radius_aggregate(
             query_points, *cloud, radius, sigma=sigma, index=index, backend=backend
         )
@@ -168,7 +165,7 @@ def radius_aggregate(
     complete = partial(_completed, route=halo, group=group)
     divide = partial(_divided, route=halo, group=group, size=len(reference_points))
     cloud = (_Complete.apply(tensor, complete, divide) for tensor in (reference_points, features))
-    sigma = _replicated_sigma(sigma, group)
+    (sigma,) = _replicated(group, sigma)
     results = functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
     returned = _Linear.apply(results, back, there)
     return returned.index_select(0, slabs.back)
@@ -220,7 +217,7 @@ def make_slabs(
     own = [torch.nonzero(owner == place).squeeze(1) for place in places]
     queries = _route(own, group)
     back = torch.argsort(queries.rows)
-    return Slabs(radius, axis, bounds, queries, _route(near, group), back, group)
+    return Slabs(radius, axis, queries, _route(near, group), back, group)
 
 
 def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, float]:
@@ -269,8 +266,8 @@ def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: funct
         )
 
 
-def _replicated_sigma(sigma: float | Tensor, group: ProcessGroup | None) -> float | Tensor:
-    return replicated(sigma, group) if isinstance(sigma, Tensor) else sigma
+def _replicated(group: ProcessGroup | None, *values: float | Tensor) -> list[float | Tensor]:
+    return [replicated(value, group) if isinstance(value, Tensor) else value for value in values]
 
 
 class _Linear(torch.autograd.Function):
@@ -313,11 +310,8 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Proces
 
 def _completed(rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
     """A process's rows, and after them those of others that it lacks."""
-    whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
-    whole[: len(rows)] = rows
-    sent = rows.index_select(0, route.rows)
-    dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
-    return whole
+    arrived = _exchanged(rows.index_select(0, route.rows), route.sent, route.received, group)
+    return torch.cat([rows, arrived])
 
 
 def _divided(

@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
 from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed, torch_op
-from pointproj.ops.clouds import queries_of
+from pointproj.ops.clouds import chunks_of, queries_of
 
-VALUES_AT_ONCE = 2**26  # features that a chunk of pairs may gather
 SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
 
@@ -84,9 +83,7 @@ class Lists(NamedTuple):
         if not (self.rows.numel() and self.queries):
             return
         queries = None if self.row_splits is None else queries_of(self.row_splits, len(self.rows))
-        size = max(1, VALUES_AT_ONCE // (self.rows[:1].numel() * width))
-        for first in range(0, len(self.rows), size):
-            at = slice(first, first + size)
+        for at in chunks_of(self.rows, width):
             yield at, of_queries[at, None] if queries is None else of_queries[queries[at]]
 
 
@@ -164,17 +161,4 @@ pair_products = _product_sums(
     "weights",
     ("upstream", "features"),
     lambda upstream, features, rows, row_splits: ((rows.shape, features.dtype),),
-)
-
-
-def _least(distances: Tensor, row_splits: Tensor) -> tuple[Tensor]:
-    # Unsafe: without checks of the offsets, which would wait for the device.
-    return (torch.segment_reduce(distances, "min", offsets=row_splits, initial=torch.inf, unsafe=True),)
-
-
-# The least (Q,) of each query's distances (M,), inf without any; it has no gradient.
-least_of_rows = torch_op(
-    "pointproj::least_of_rows",
-    _least,
-    lambda distances, row_splits: (((row_splits.shape[0] - 1,), distances.dtype),),
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj import NeighborList, Neighbors, knn, radius_neighbors
-from pointproj.ops import reference
+from pointproj.ops import clouds, reference
 from pointproj.ops.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import CASES, by_id
@@ -193,6 +193,22 @@ def test_gradients_are_those_of_displacements(form: dict, name: str, lists: Call
     names = ("d_query_points", "d_reference_points", "d_d_query_points", "d_d_reference_points")
     for name, got, wanted in zip(names, gradients(found.distances), gradients(expected), strict=True):
         assert_close(name, got, wanted)
+
+
+@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+def test_gradients_in_chunks(form: dict, monkeypatch: pytest.MonkeyPatch):
+    points = [p.clone().requires_grad_() for p in by_id("fp64").problem()[:2]]
+
+    def gradients() -> list[torch.Tensor]:
+        found = radius_neighbors(*points, 1.05, backend="torch", **form)
+        loss = torch.where(found.indices >= 0, found.distances, 0.0).square().sum()
+        first = torch.autograd.grad(loss, points, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(f.sin().sum() for f in first), points)]
+
+    at_once = gradients()
+    monkeypatch.setattr(clouds, "VALUES_AT_ONCE", 3 * 50)
+    for whole, in_chunks in zip(at_once, gradients(), strict=True):
+        assert_close("gradient", in_chunks, whole)
 
 
 @pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
