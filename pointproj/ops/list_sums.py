@@ -95,8 +95,11 @@ def aggregate(
         if reduce == "mean":
             total = pairs.summed(weights)
             aggregated = torch.where(total != 0, aggregated / torch.where(total != 0, total, 1.0), 0.0)
-    shape = *clouds, pairs.queries // max(1, clouds.numel()), features.shape[-1]
-    return aggregated.view(shape).to(features.dtype)
+    if isinstance(neighbors, Neighbors):
+        shape = neighbors.indices.shape[:-1]
+    else:
+        shape = *clouds, pairs.queries // max(1, clouds.numel())
+    return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
 def _support(kernel: str, neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:

@@ -310,8 +310,11 @@ def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: Proces
 
 def _completed(rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
     """A process's rows, and after them those of others that it lacks."""
-    arrived = _exchanged(rows.index_select(0, route.rows), route.sent, route.received, group)
-    return torch.cat([rows, arrived])
+    whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
+    whole[: len(rows)] = rows
+    sent = rows.index_select(0, route.rows)
+    dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
+    return whole
 
 
 def _divided(

@@ -53,6 +53,12 @@ def test_kernels_are_the_specification(kernel: str, reduce: str, form: str):
         assert_close(name, value, expected[name])
 
 
+def test_an_empty_batch_keeps_its_shape():
+    points, features = torch.zeros(0, 4, 3), torch.zeros(0, 4, 2)
+    neighbors = radius_neighbors(torch.zeros(0, 5, 3), points, 0.5, max_neighbors=3)
+    assert aggregate(features, neighbors, sigma=0.1).shape == (0, 5, 2)
+
+
 @forms
 @pytest.mark.parametrize("name", ["dense", "ragged-with-empty-clouds", "bf16", "coincident-and-far"])
 def test_batches_and_dtypes(name: str, form: str):
