@@ -6,11 +6,11 @@ import os
 import re
 from pathlib import Path
 
+from config_reference import reference
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from pointproj.config.reference import reference
 from pointproj.viz.scenes import viewer
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -32,8 +32,8 @@ def value(
 ) -> Any:
     """Declare a field of a config section.
 
-    ``default`` is ``MISSING`` where a choice must be made. ``meaning`` is for the reference of all values,
-    :mod:`pointproj.config.reference`. ``choices`` are what a word may be; empty if it is not one of few. The
+    ``default`` is ``MISSING`` where a choice must be made. ``meaning`` is for the reference of all values
+    (``docs/config_reference.py``). ``choices`` are what a word may be; empty if it is not one of few. The
     bounds ``least`` and ``most`` may be reached, ``above`` and ``below`` not.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below}

@@ -3,8 +3,8 @@
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+from docs.config_reference import reference
 from pointproj.config import NETWORKS, Config
-from pointproj.config.reference import reference
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
