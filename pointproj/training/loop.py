@@ -298,7 +298,8 @@ class Training:
         tested, baseline = (self._evaluate(each, self.data.test) for each in (self.predict, self.untrained))
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
         compared = report.comparison(tested, baseline, position.errors[0][1])
-        unseen = f"{len(self.data.test)} unseen meshes"
+        count = len(self.data.test)
+        unseen = f"{count} unseen mesh{'es' * (count != 1)}"
         test = "the training cloud" if config.data.name == "gaussian" else unseen
         log.info("\n%s", report.text(compared, config.target.name, test, bool(config.projector.normals)))
         if self.processes.is_first and config.training.pictures:
