@@ -4,6 +4,7 @@ Adding a peer means adding a function and its entry; :func:`peer` says what it t
 """
 
 import contextlib
+import functools
 import importlib
 import math
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from pointproj.benchmark import peers
 from pointproj.benchmark.config import EXECUTIONS
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import HEADS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, NETWORK, SUMS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
@@ -41,6 +42,7 @@ _LIBRARIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "torchbvh": ("torchbvh", ("torchbvh",), BOTH[1:]),
     "torch-cluster": ("torch-cluster", ("torch_cluster",), BOTH),
     "nvalchemiops": ("nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH),
+    "KeOps": ("pykeops", ("pykeops.torch",), BOTH),
     "scipy cKDTree": ("scipy", ("scipy.spatial",), BOTH[:1]),
     "pykdtree": ("pykdtree", ("pykdtree.kdtree",), BOTH[:1]),
 }
@@ -122,6 +124,19 @@ def attention_by_einsum(asked: Question, *tensors: Tensor) -> Tensor:
     return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
 
 
+@functools.cache
+def _physicsnemo_block(device: torch.device) -> Callable:
+    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
+    block = _of(f"{BLOCK}.LocalPointTransformerBlock")(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
+    return block.to(device).requires_grad_(False)._attend
+
+
+def physicsnemo_attention(asked: Question, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The attention of its block alone, which makes its own values: neither search nor what follows."""
+    points, rows = asked.points[0], asked.neighbors.indices
+    return _physicsnemo_block(query.device)(query, keys, points, points, rows, None)
+
+
 def _of(path: str) -> Any:
     """What a library has under this name; it is imported when it is called."""
     module, _, name = path.rpartition(".")
@@ -200,6 +215,27 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tens
     with _of("torchbvh.BVH")(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
     return squared[..., :k], indices[..., :k]
+
+
+def _keops_squared(query: Tensor, reference: Tensor) -> Any:
+    lazy = _of("pykeops.torch.LazyTensor")
+    if query.is_cuda and not _of("pykeops.config.gpu_available"):  # it would read these addresses on the host
+        raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
+    queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
+    return ((lazy(queries) - lazy(points)) ** 2).sum(-1)
+
+
+def keops_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
+    return _keops_squared(query, reference).Kmin_argKmin(k, dim=query.ndim - 1)
+
+
+def keops_radius(asked: Question, features: Tensor) -> Tensor:
+    """The whole formula in one lazy expression."""
+    squared, radius = _keops_squared(*asked.points), asked.radius
+    weights = (-squared.sqrt() / asked.sigma).exp() * (radius * radius - squared).step()
+    sums = (weights * _of("pykeops.torch.LazyTensor")(features[None].contiguous())).sum(1)
+    return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -285,6 +321,8 @@ COUNTED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[
 LISTED = {**PAIRS, "itself": False}
 BELOW = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
+BLOCK = "physicsnemo.nn.module.point_transformer_attention"
+VECTORS = "vector attention: a network scores each pair, with projections of its own"
 SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
 EXACT = "pairs of exact number, for which it waits"
 FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
@@ -302,6 +340,7 @@ PEERS: list[Contender] = [
     peer("tutorial torch", "sums", tutorial_radius, **TRACED, bytes_per_pair=110.0),
     peer("gather + SDPA", "attend", attention_by_torch),
     peer("gather + einsum", "attend", attention_by_einsum, traceable=True),
+    peer("PhysicsNeMo", "attend", physicsnemo_attention, VECTORS, imports=(BLOCK,), compared=False),
     peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),
     peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
@@ -318,6 +357,8 @@ PEERS: list[Contender] = [
     peer("torch-cluster", "csr", lambda q: _cluster_pairs(q, q.most), "pairs; no distances", **ROWS),
     peer("nvalchemiops", "padded", lambda q: _nvalchemi(q, q.k), FIRST_OTHERS, **COUNTED, **FIRST_MET),
     peer("nvalchemiops", "csr", lambda q: _nvalchemi(q, q.most, pairs=True), ALL_OTHERS, **LISTED),
+    peer("KeOps", "knn", keops_knn, batched=True, brute_force=ALL_PAIRS | TILED["brute_force"]),
+    peer("KeOps", "sums", keops_radius, brute_force=ALL_PAIRS | TILED["brute_force"]),
     peer("scipy cKDTree", "knn", SCIPY),
     peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **BELOW),
     peer("pykdtree", "knn", PYKDTREE),

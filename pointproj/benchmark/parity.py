@@ -42,7 +42,7 @@ class Expected:
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
         """The error of what a call of this mode returned; None of an index, which its searches show."""
         contender = calls.contender
-        if mode == "build":
+        if not contender.compared or mode == "build":
             return None
         if mode in ("knn", "search"):
             return self.neighbors_error(result, check_distances=contender.kind == "backend")

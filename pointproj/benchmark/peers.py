@@ -69,6 +69,7 @@ class Contender:
     returns: str = ""  # what its results are, where that is something else than ours
     nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
     itself: bool = True  # whether a point is a neighbour of itself
+    compared: bool = True  # false if it computes something else
 
     @property
     def columns(self) -> dict[str, str]:

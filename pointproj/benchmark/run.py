@@ -184,7 +184,7 @@ class Contest:
         if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
             check_error("neighbours", error, contender.allowed("knn"))
-        if modes & {*SUMS, *NETWORK}:
+        if contender.compared and modes & {*SUMS, *NETWORK}:
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
             check_error("values and feature gradient", error, contender.allowed("operator"))

@@ -13,8 +13,9 @@ from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.results import OK, WRONG
 from pointproj.benchmark.run import run
-from pointproj.benchmark.workloads import workloads
+from pointproj.benchmark.workloads import attention_question, workloads
 from tests.benchmark.test_run import bench_config
+from tests.compat.physicsnemo_library import import_physicsnemo
 
 CPU = torch.device("cpu")
 MODES = ("aggregate", "operator")
@@ -64,6 +65,14 @@ def test_executions_are_those_that_say_something():
         made = (contenders.entries(config, workload, "cuda") for workload in workloads(config, "cuda"))
         return [sum(len(entry.measurements) for entry in entries) for entries in made]
 
-    assert rows() == [10, 10]  # torch and einsum in two executions each, SDPA in one
+    assert rows() == [12, 12]  # torch and einsum in two executions each, the others in one
     assert rows(peers=[]) == [4, 4]
     assert rows(peers=[], execution=["compiled"]) == [2, 2]
+
+
+@pytest.mark.peers
+def test_physicsnemos_attention_gives_what_has_the_shape_of_ours():
+    import_physicsnemo()
+    asked = attention_question(100, CPU)
+    found = Calls(peer_named("PhysicsNeMo"), asked).make("operator", "eager")()
+    assert [part.shape for part in found[:3]] == [(100, 64)] * 3

@@ -38,7 +38,7 @@ class TestPlan:
         assert query_points is reference_points
         assert reference_points.shape == (16, 10_000, 3)
         asked = [entry.contender.name for entry in contenders.entries(config, batch, "cuda")]
-        assert asked == ["torch", "torchbvh", "torch-cluster"]
+        assert asked == ["torch", "torchbvh", "torch-cluster", "KeOps"]
 
     def test_a_point_of_the_crystal_has_42_neighbours(self):
         question = workloads.crystal_question(2000, CPU)
