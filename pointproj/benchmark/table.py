@@ -220,10 +220,6 @@ _TABLES: dict[str, Any] = {
         _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
         by_contender,
     ),
-    "A Warp kernel on new tensors that require a gradient, milliseconds": (
-        partial(_found, {"interop": ""}, "{size} elements"),
-        by_contender,
-    ),
     "`from pointproj import knn` in a new process, after `import torch`": (
         {"ms": {"workload": "import"}},
         by_contender,
