@@ -257,6 +257,8 @@ def test_any_torch_and_python_can_load_it():
     assert not any(name.startswith(("libc10", "libcudart", "libpython")) for name in needed)
     said = subprocess.run(["readelf", "-sW", library], capture_output=True, text=True, check=True).stdout
     undefined = {line.split()[-1] for line in said.splitlines() if " UND " in line and "@" not in line}
+    # Some builds of torch export functions of the C++ library, whose mangled names begin so.
+    undefined = {name for name in undefined if not re.match("_ZN?K?R?S", name)}
     of_torch = {name for name in undefined if "torch" in name or "c10" in name or name.startswith("_Z")}
     assert of_torch
     assert {name for name in of_torch if not name.startswith(("aoti_torch_", "torch_"))} == set()
