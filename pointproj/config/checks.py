@@ -56,13 +56,11 @@ def _misplaced(config: Config) -> Iterator[str]:
             choices = " and ".join(f"{group}={reader}" for reader in readers)
             yield f"{group}.{key}={written} is for {choices}, got {group}={name}: {onwards}"
     if config.device == "cpu":
+        why = "GPU memory and device=cpu uses none: leave one of them out"
         if allocator.name == "rmm":
-            yield "allocator=rmm manages GPU memory and device=cpu uses none: leave one of them out"
+            yield f"allocator=rmm manages {why}"
         if allocator.expandable_segments:
-            yield (
-                "allocator.expandable_segments=true is about GPU memory and device=cpu uses none: leave one "
-                "of them out"
-            )
+            yield f"allocator.expandable_segments=true is about {why}"
 
 
 def _network_problems(config: Config) -> Iterator[str]:
