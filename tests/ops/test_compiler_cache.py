@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 import pointproj
+from pointproj.ops.bridge.torch_op import torch_op
 
 # A table whose size is nobody's but ours, made in compiled code without anything that has to be built.
 CALL = """
@@ -42,6 +45,18 @@ def test_another_version_finds_nothing(tmp_path: Path):
     assert before[0] == after[0] == "theirs"  # a key that somebody else has set remains
     assert before[1].startswith("pointproj-")
     assert after[1] != before[1]
+
+
+def test_a_key_that_is_set_after_the_import_has_ours_with_the_next_operator():
+    with torch.compiler.config.patch(cache_key_tag="theirs"):
+        torch_op("example::late", _same, lambda points: ((points.shape, points.dtype),))
+        theirs, ours = torch.compiler.config.cache_key_tag.split()
+    assert theirs == "theirs"
+    assert ours.startswith("pointproj-")
+
+
+def _same(points: torch.Tensor) -> tuple[torch.Tensor]:
+    return (points.clone(),)
 
 
 def _compiled(folder: Path, size: int) -> list[str]:

@@ -28,9 +28,8 @@ OptionalTensors = tuple[Tensor | None, ...]
 # What torch.compile leaves on disk holds sizes of our operators' outputs, and its key the operators' names
 # alone: with our sources in the key, code of an earlier layout is not found after an update.
 _sources = sorted(Path(__file__).parents[1].rglob("*.py"))
-_version = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources)).hexdigest()[:16]
-_theirs = torch.compiler.config.cache_key_tag
-torch.compiler.config.cache_key_tag = f"{_theirs} pointproj-{_version}".lstrip()
+_digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources))
+_version = f"pointproj-{_digest.hexdigest()[:16]}"
 
 
 class Saved(NamedTuple):
@@ -105,6 +104,9 @@ def torch_op(
     NotImplementedError
         At the backward call, when a derivative is asked for that was not given here.
     """
+    tag = torch.compiler.config.cache_key_tag
+    if _version not in tag:  # whoever else sets it, also after other operators
+        torch.compiler.config.cache_key_tag = f"{tag} {_version}".lstrip()
     declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
     if backward is None or not differentiable:
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
