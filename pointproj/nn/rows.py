@@ -4,11 +4,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.ops.clouds import rows_of
+
 
 def take_rows(features: Float[Tensor, "*batch n c"], rows: Tensor) -> Tensor:
     """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C); or of one cloud's."""
-    *clouds, points, channels = features.shape
+    *clouds, points, _ = features.shape
     if clouds:
         first = torch.arange(*clouds, device=rows.device) * points
         rows = rows + first.view(-1, *(1,) * (rows.dim() - 1))
-    return features.reshape(-1, channels).index_select(0, rows.flatten()).view(*rows.shape, channels)
+    return rows_of(features.flatten(0, -2), rows)
