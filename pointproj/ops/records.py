@@ -4,7 +4,6 @@ import functools
 import inspect
 from collections.abc import Callable
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -22,12 +21,11 @@ FIELDS: dict[type, dict[str, Any]] = {
     },
     Weighting: {"kernel": str, "reduce": str, "power": float, "eps": float, "support": float},
 }
-_fields_among = {record: itemgetter(*fields) for record, fields in FIELDS.items()}
 
 
 def record_of(record: type, inputs: dict[str, Any]) -> Any:
     """A record of an operator's inputs, which hold its fields."""
-    return record(*_fields_among[record](inputs))
+    return record(*(inputs[name] for name in FIELDS[record]))
 
 
 def fields_apart(function: Callable[..., Any]) -> Callable[..., Any]:

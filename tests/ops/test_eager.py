@@ -22,8 +22,8 @@ from tests.oracle import assert_close
 NAME = "pointproj_tests::scaled_sum"
 
 
-def _forward(x: Tensor, others: list[Tensor], y: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    total = x + sum(others) if y is None else x * y + sum(others)
+def _forward(x: Tensor, other: Tensor, y: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    total = x + other if y is None else x * y + other
     return scale * total, (x > 0).to(x.dtype)
 
 
@@ -54,8 +54,8 @@ scaled_sum = torch_op(
 )
 
 
-def _plain(x: Tensor, others: list[Tensor], y: Tensor | None, scale: float) -> Tensor:
-    return scale * (x + sum(others) if y is None else x * y + sum(others))
+def _plain(x: Tensor, other: Tensor, y: Tensor | None, scale: float) -> Tensor:
+    return scale * (x + other if y is None else x * y + other)
 
 
 def _tensors(count: int, *, requires_grad: bool = False) -> list[Tensor]:
@@ -83,7 +83,7 @@ def test_values_and_both_derivatives_without_the_dispatcher(has_y: bool, dispatc
     inputs = (x, y) if has_y else (x,)
     results = []
     for function in (lambda *args: scaled_sum(*args)[0], _plain):
-        value = function(x, _tensors(2), y if has_y else None, 3.0)
+        value = function(x, *_tensors(1), y if has_y else None, 3.0)
         first = torch.autograd.grad(value, inputs, g, create_graph=True)
         every = (*inputs, g)
         second = torch.autograd.grad(first, every, (u, v)[: len(inputs)], materialize_grads=True)
@@ -126,21 +126,21 @@ class _Subclass(Tensor):
 
 
 def test_modes_and_subclasses_see_the_operator(dispatched: list[str]):
-    (x, y), others = _tensors(2, requires_grad=True), _tensors(3)
-    expected = scaled_sum(x, others, y, 2.0)[0]
+    (x, y), (other,) = _tensors(2, requires_grad=True), _tensors(1)
+    expected = scaled_sum(x, other, y, 2.0)[0]
     assert not dispatched
     with _Seen() as seen:
-        value = scaled_sum(x, others, y, 2.0)[0]
+        value = scaled_sum(x, other, y, 2.0)[0]
         torch.autograd.grad(value.sum(), x)
     assert [n for n in seen.names if n.startswith("pointproj")] == [NAME, f"{NAME}_backward"]
     assert torch.equal(value, expected)
     dispatched.clear()
     with _Functions():
-        assert torch.equal(scaled_sum(x, others, y, 2.0)[0], expected)
+        assert torch.equal(scaled_sum(x, other, y, 2.0)[0], expected)
     assert dispatched == [NAME]
     for args in (
-        (x.as_subclass(_Subclass), others, y, 2.0),
-        (x, [t.as_subclass(_Subclass) for t in others], y, 2.0),
+        (x.as_subclass(_Subclass), other, y, 2.0),
+        (x, other.as_subclass(_Subclass), y, 2.0),
     ):
         dispatched.clear()
         assert torch.equal(scaled_sum(*args)[0].as_subclass(Tensor), expected)
@@ -150,40 +150,40 @@ def test_modes_and_subclasses_see_the_operator(dispatched: list[str]):
 def test_profiler_names_the_operator_and_its_backward():
     (x,) = _tensors(1, requires_grad=True)
     with torch.profiler.profile() as profile:
-        scaled_sum(x, _tensors(1), None, 2.0)[0].sum().backward()
+        scaled_sum(x, *_tensors(1), None, 2.0)[0].sum().backward()
     assert {NAME, f"{NAME}_backward"} <= {event.name for event in profile.events()}
 
 
 def test_tracers_and_fake_tensors_see_the_operator():
-    x, others = _tensors(1)[0], _tensors(2)
-    traced = make_fx(lambda x: scaled_sum(x, others, None, 2.0)[0])(x)
+    x, other = _tensors(2)
+    traced = make_fx(lambda x: scaled_sum(x, other, None, 2.0)[0])(x)
     assert any(str(node.target).startswith("pointproj_tests.scaled_sum") for node in traced.graph.nodes)
-    assert torch.equal(traced(x), _plain(x, others, None, 2.0))
+    assert torch.equal(traced(x), _plain(x, other, None, 2.0))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        fake = scaled_sum(mode.from_tensor(x), others, None, 2.0)
+        fake = scaled_sum(mode.from_tensor(x), other, None, 2.0)
     assert [t.shape for t in fake] == [x.shape] * 2
-    meta = scaled_sum(x.to("meta"), others, None, 2.0)
+    meta = scaled_sum(x.to("meta"), other, None, 2.0)
     assert all(t.is_meta for t in meta)
 
 
 def test_by_name_and_without_gradient():
     (x,) = _tensors(1, requires_grad=True)
     with torch.no_grad():
-        assert not scaled_sum(x, _tensors(1), y=None, scale=2.0)[0].requires_grad
-    value, sign = scaled_sum(x, _tensors(1), y=None, scale=2.0)
+        assert not scaled_sum(x, *_tensors(1), y=None, scale=2.0)[0].requires_grad
+    value, sign = scaled_sum(x, *_tensors(1), y=None, scale=2.0)
     assert value.requires_grad
     assert not sign.requires_grad
     with torch.inference_mode():
-        assert torch.equal(scaled_sum(x, _tensors(1), None, 2.0)[0], value)
+        assert torch.equal(scaled_sum(x, *_tensors(1), None, 2.0)[0], value)
 
 
 def test_change_in_place_before_the_backward_is_an_error():
     x, y = _tensors(2, requires_grad=True)
-    for changed in (lambda others: y, lambda others: others[0]):
-        others = _tensors(2)
-        value, _ = scaled_sum(x, others, y, 2.0)
+    for changes_y in (True, False):
+        (other,) = _tensors(1)
+        value, _ = scaled_sum(x, other, y, 2.0)
         with torch.no_grad():
-            changed(others).add_(1.0)
+            (y if changes_y else other).add_(1.0)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             value.sum().backward()
 
@@ -191,7 +191,7 @@ def test_change_in_place_before_the_backward_is_an_error():
 def test_two_live_graphs_keep_their_own_inputs():
     x, y, a, b = _tensors(4, requires_grad=True)
     values = [
-        scaled_sum(x, _tensors(1), factor, scale)[0] for factor, scale in ((a, 2.0), (b, 3.0), (y, 5.0))
+        scaled_sum(x, *_tensors(1), factor, scale)[0] for factor, scale in ((a, 2.0), (b, 3.0), (y, 5.0))
     ]
     for value, expected in zip(values, (2 * a, 3 * b, 5 * y), strict=True):
         assert_close("d_x", torch.autograd.grad(value.sum(), x, retain_graph=True)[0], expected)
@@ -212,7 +212,7 @@ def test_recomputed_in_the_backward(policy: CheckpointPolicy | None):
     x, y = _tensors(2, requires_grad=True)
 
     def function(x: Tensor, y: Tensor) -> Tensor:
-        return scaled_sum(x.sin(), _tensors(1), y.cos(), 2.0)[0].square().sum()
+        return scaled_sum(x.sin(), *_tensors(1), y.cos(), 2.0)[0].square().sum()
 
     expected = torch.autograd.grad(function(x, y), (x, y))
     got = torch.autograd.grad(_recomputed(policy)(function, x, y), (x, y))
@@ -231,7 +231,7 @@ def test_what_is_left_of_a_transform_that_ended():
     (x,) = _tensors(1)
     func.grad(function)(x)
     assert_close(
-        "value", scaled_sum(kept[0], _tensors(1), None, 3.0)[0], _plain(2 * x, _tensors(1), None, 3.0)
+        "value", scaled_sum(kept[0], *_tensors(1), None, 3.0)[0], _plain(2 * x, *_tensors(1), None, 3.0)
     )
 
 
@@ -252,4 +252,4 @@ def test_a_view_of_negated_numbers(on_cpu: Where):
 
 def test_autograd_functions_carry_the_operators_name():
     (x,) = _tensors(1, requires_grad=True)
-    assert "scaled_sum" in scaled_sum(x, _tensors(1), None, 2.0)[0].grad_fn.name()
+    assert "scaled_sum" in scaled_sum(x, *_tensors(1), None, 2.0)[0].grad_fn.name()

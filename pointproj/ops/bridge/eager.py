@@ -8,7 +8,7 @@ For all others an autograd function of the operator's own does the same without 
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -35,13 +35,8 @@ def is_unobserved(args: Sequence[Any]) -> bool:
     if not PLAIN.issuperset(map(type, args)) or not isinstance(args[0], Tensor) or args[0].is_meta:
         return False
     is_wrapped = wrapper_test()
-    for a in args:
-        if type(a) is list and not PLAIN.issuperset(map(type, a)):
-            return False
-        # Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
-        if isinstance(a, Tensor) and (is_wrapped(a) or a.is_neg()):
-            return False
-    return True
+    # Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
+    return not any(isinstance(a, Tensor) and (is_wrapped(a) or a.is_neg()) for a in args)
 
 
 def taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -59,30 +54,22 @@ def tensor_places(kinds: Sequence[Any]) -> list[int]:
 
 
 class Kept:
-    """How values are kept for a backward: tensors, also those in lists, where torch watches over them."""
+    """How values are kept for a backward: tensors where torch watches over them, others in the context."""
 
     def __init__(self, kinds: Sequence[Any]) -> None:
         tensors = tensor_places(kinds)
-        self.lists = [i for i, kind in enumerate(kinds) if kind == list[Tensor]]
-        others = [i for i in range(len(kinds)) if i not in (*tensors, *self.lists)]
-        order = [*tensors, *others, *self.lists]
-        self.tensors, self.others, self.count = taker(tensors), taker(others), len(tensors)
+        others = [i for i in range(len(kinds)) if i not in tensors]
+        order = [*tensors, *others]
+        self.tensors, self.others = taker(tensors), taker(others)
         self.ordered = taker([order.index(i) for i in range(len(kinds))])
 
     def taken(self, ctx: Any, values: Sequence[Any]) -> tuple[Tensor | None, ...]:
-        """The tensors, for torch to save; what else there is stays in the context."""
-        saved, ctx.others, ctx.sizes = self.tensors(values), self.others(values), []
-        for place in self.lists:
-            saved += (*values[place],)
-            ctx.sizes.append(len(values[place]))
-        return saved
+        """The tensors, for torch to save."""
+        ctx.others = self.others(values)
+        return self.tensors(values)
 
     def restored(self, ctx: Any) -> tuple[Any, ...]:
-        saved = ctx.saved_tensors
-        values, members = (*saved[: self.count], *ctx.others), iter(saved[self.count :])
-        for size in ctx.sizes:
-            values += ([*islice(members, size)],)
-        return self.ordered(values)
+        return self.ordered((*ctx.saved_tensors, *ctx.others))
 
 
 class Rule(NamedTuple):
@@ -120,9 +107,6 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
         def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
             needs = ctx.needs_input_grad
             every, wanted = [None] * len(needs), [*take(needs)]
-            for place in kept.lists:
-                if isinstance(needs[place], list):  # torch's dispatcher looks into it
-                    every[place] = [None] * len(needs[place])
             alone = direct and not torch.is_grad_enabled() and is_unobserved(grads)
             made = vjp(grads[:heads], wanted, kept.restored(ctx), alone)
             for place, gradient, need in zip(places, made, wanted, strict=True):
@@ -170,8 +154,6 @@ def _vmap_of(operator: Any, count: int) -> Callable[..., tuple[Any, Any]]:
 
 
 def _selected(value: Any, dim: Any, element: int) -> Any:
-    if isinstance(value, list):
-        return [*map(_selected, value, dim, repeat(element))]
     return value if dim is None else value.select(dim, element)
 
 

@@ -46,12 +46,11 @@ def wrapper_test() -> Callable[[Tensor], bool]:
 
 
 def any_requires_grad(args: Sequence[Any]) -> bool:
-    """Whether a tensor among arguments does, also in their lists."""
+    """Whether a tensor among arguments does."""
     try:
         return torch._C._any_requires_grad(*args)
     except AttributeError:
-        members = (m for a in args for m in (a if isinstance(a, list | tuple) else (a,)))
-        return any(isinstance(m, Tensor) and m.requires_grad for m in members)
+        return any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:

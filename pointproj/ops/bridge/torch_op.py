@@ -75,8 +75,8 @@ def torch_op(
     name : str
         ``"namespace::operator"``.
     forward : callable
-        Its annotated arguments (``Tensor``, ``Tensor | None``, ``list[Tensor]``, ``int``, ``float``,
-        ``bool``, ``str``) are the operator's. It returns a tuple of new tensors, annotated as such; the
+        Its annotated arguments (``Tensor``, ``Tensor | None``, ``int``, ``float``, ``bool``, ``str``) are
+        the operator's. It returns a tuple of new tensors, annotated as such; the
         operator returns that tuple, or the tensor if it is one. Tensors arrive detached.
     outputs : callable
         Same arguments; shape and dtype of every output, from shapes and numbers alone.
@@ -245,13 +245,10 @@ def _define(
 
 
 def detached(args: Sequence[Any]) -> Sequence[Any]:
-    """Tensors, also those in lists, without ``requires_grad``, which foreign libraries trip over."""
+    """Tensors without ``requires_grad``, which foreign libraries trip over."""
     if not any_requires_grad(args):
         return args
-    return [
-        detached(a) if isinstance(a, list) else a.detach() if isinstance(a, Tensor) and a.requires_grad else a
-        for a in args
-    ]
+    return [a.detach() if isinstance(a, Tensor) and a.requires_grad else a for a in args]
 
 
 def _refuse(message: str) -> Callable[..., Any]:

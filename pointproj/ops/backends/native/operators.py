@@ -133,10 +133,10 @@ def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
     return (shape, call.query_points.dtype), (shape, dtype)
 
 
-def _sums(call: SimpleNamespace, saved: int) -> tuple[Spec, ...]:
-    """The sums, and ``saved`` numbers of each query for the backward."""
+def _sums(call: SimpleNamespace) -> tuple[Spec, ...]:
+    """The sums, and two numbers of each query for the backward."""
     queries, dtype = call.query_points.shape[0], call.features.dtype
-    return ((queries, call.features.shape[1]), dtype), ((queries, saved), dtype)
+    return ((queries, call.features.shape[1]), dtype), ((queries, 2), dtype)
 
 
 def _radius_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
@@ -144,13 +144,13 @@ def _radius_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     made = _hash_grid(call.query_points, call.clouds)
     if call.reference_grid is None:
         made += _hash_grid(call.reference_points, call.clouds)
-    return *_sums(call, saved=2), ((made,), torch.int32)
+    return *_sums(call), ((made,), torch.int32)
 
 
 def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     """And the rows, unless they were given."""
     searched = call.query_points.shape[0] if call.neighbor_indices is None else 0
-    return *_sums(call, saved=call.k), ((searched, call.k), torch.int32)
+    return *_sums(call), ((searched, call.k), torch.int32)
 
 
 def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> Tensors:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pointproj.ops.backends.triton.arithmetic import is_finite, load_points
 from pointproj.ops.backends.triton.traversal import cell_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
+from pointproj.ops.records import FIELDS
 
 EXTENT = 2.2  # from the mean to each side, in standard deviations: the outermost cells take what is beyond
 LEAST_SIDE = 8  # cells along each axis, for a few clouds
@@ -35,6 +36,9 @@ class CellList(NamedTuple):
     def side(self) -> int:
         """How many cells there are along each axis."""
         return self.first.shape[1] - 1
+
+
+FIELDS[CellList] = dict.fromkeys(CellList._fields, Tensor | None)
 
 
 def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> CellList:

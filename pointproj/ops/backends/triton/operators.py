@@ -44,7 +44,7 @@ def build_index(
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    return _search(*clouds, _cells(clouds, tables), k)
+    return _search(*clouds, *_cells(clouds, tables), k)
 
 
 def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
@@ -54,22 +54,22 @@ def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Ten
 
 def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
     features, sigma, weighting = summands
-    return _sum_within(*clouds, _cells(clouds, tables), features, sigma, radius, *weighting)[0]
+    return _sum_within(*clouds, *_cells(clouds, tables), features, sigma, radius, *weighting)[0]
 
 
-def _cells(clouds: Clouds, tables: Tables | None) -> list[Tensor]:
-    """The cell list of the reference points, as operators take it."""
+def _cells(clouds: Clouds, tables: Tables | None) -> Tables | CellList:
+    """The cell list of the reference points, as operators take it: on a CPU there is none."""
     if tables is None:
         points = clouds.detached().reference_points
         tables = build_index(points, clouds.reference_offsets, clouds.count, None)
-    return list(tables)
+    return tables or CellList(None, None, None, None)
 
 
 @fields_apart
-def _searched(clouds: Clouds, cells: list[Tensor], k: int) -> tuple[Tensor]:
+def _searched(clouds: Clouds, cells: CellList, k: int) -> tuple[Tensor]:
     if not runs_kernels(clouds.query_points):
         return (plain.search(clouds, (), k).to(torch.int32),)
-    return (nearest_rows(clouds, CellList(*cells), k),)
+    return (nearest_rows(clouds, cells, k),)
 
 
 Inputs = dict[str, Any]
@@ -129,8 +129,9 @@ _sum_lists = _sums(
 _sum_within = _sums(
     "triton_radius_aggregate",
     FIELDS[Clouds]
-    | {"cells": list[Tensor], "features": Tensor, "sigma": Tensor, "radius": float}
+    | FIELDS[CellList]
+    | {"features": Tensor, "sigma": Tensor, "radius": float}
     | FIELDS[Weighting],
-    lambda inputs: within(record_of(Clouds, inputs), CellList(*inputs["cells"]), inputs["radius"]),
+    lambda inputs: within(record_of(Clouds, inputs), record_of(CellList, inputs), inputs["radius"]),
     chunks_within,
 )

@@ -7,7 +7,6 @@ Distances to cells are shortened by a slack of a few rounding errors of the coor
 and the border of its cell are computed in different ways.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, IntRows, Ints, PlaceRows, aligned, once, struct_of
+from pointproj.ops.records import FIELDS
 
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
 # Below about this distance squares round to 0, or to numbers of few bits: slack for that.
@@ -33,9 +33,12 @@ class CellList(NamedTuple):
     points: PlaceRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
 
 
-def cell_list_of(tables: Sequence[Tensor]) -> CellList:
+FIELDS[CellList] = dict.fromkeys(("frames", "shapes", "start", "sorted_points"), Tensor | None)
+NO_TABLES = CellList(None, None, None, None)  # for an operator that makes its own
+
+
+def readable(cells: CellList) -> CellList:
     """The tables of an index; points are read in long words, wherever a hook has brought them back."""
-    cells = CellList(*tables)
     return cells._replace(points=aligned(cells.points))
 
 

@@ -7,7 +7,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.cell_list import CellList, cell_list_of
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
@@ -27,12 +27,12 @@ MANY_QUERIES = 2**18
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(*clouds, list(tables or ()), k, False)[0]
+    return _search(*clouds, *(tables or NO_TABLES), k, False)[0]
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
-    rows, distances = _search(*clouds, list(tables or ()), k, index_dtype == torch.int64)
+    rows, distances = _search(*clouds, *(tables or NO_TABLES), k, index_dtype == torch.int64)
     return distances, rows
 
 
@@ -47,21 +47,19 @@ def _specs(query_points: Tensor, k: int, long_rows: bool, **_: Any) -> dict:
 def _search(
     launch: Launch,
     clouds: Clouds,
-    tables: list[Tensor],
+    cells: CellList,
     k: int,
     long_rows: bool,
     *,
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    launch_search(launch, *sets_of(clouds), tables, Found(rows, distances))
+    launch_search(launch, *sets_of(clouds), cells, Found(rows, distances))
 
 
-def launch_search(
-    launch: Launch, queries: Points, references: Points, tables: list[Tensor], found: Found
-) -> None:
+def launch_search(launch: Launch, queries: Points, references: Points, cells: CellList, found: Found) -> None:
     """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
-    cells = cell_list_of(tables) if tables else new_cell_list(launch, references)
+    cells = new_cell_list(launch, references) if cells.frames is None else readable(cells)
     own = in_order_of(cells, queries, references)
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
     compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks)

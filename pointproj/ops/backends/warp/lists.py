@@ -13,7 +13,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.cell_list import cell_list_of
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
@@ -52,19 +52,18 @@ def radius_list(
 
 def _arguments(clouds: Clouds, tables: Tables | None, radius: float | Tensor) -> tuple:
     radii = (0.0, radius) if isinstance(radius, Tensor) else (float(radius), None)
-    return *clouds.detached(), list(tables or ()), *radii
+    return *clouds.detached(), *(tables or NO_TABLES), *radii
 
 
 def _queries_and_ball(
-    launch: Launch, clouds: Clouds, tables: list[Tensor], radius: float, radii: Tensor | None
+    launch: Launch, clouds: Clouds, cells: CellList, radius: float, radii: Tensor | None
 ) -> tuple[Points, Ball]:
     """What is searched for, and where. Without tables it builds its own, which spares another operator."""
     queries, references = sets_of(clouds)
-    if tables:
-        cells = cell_list_of(tables)
-    else:
+    if cells.frames is None:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
         cells = new_cell_list(launch, references, radius, largest)
+    cells = readable(cells)
     return in_order_of(cells, queries, references), new_ball(cells, radius, radii)
 
 
@@ -82,7 +81,7 @@ def _nearest_specs(query_points: Tensor, k: int, **_: Any) -> dict:
 def _nearest_within(
     launch: Launch,
     clouds: Clouds,
-    tables: list[Tensor],
+    cells: CellList,
     radius: float,
     radii: Tensor | None,
     k: int,
@@ -91,7 +90,7 @@ def _nearest_within(
     rows: Tensor,
     counts: Tensor,
 ) -> None:
-    searched, found = _queries_and_ball(launch, clouds, tables, radius, radii), Found(rows, distances, counts)
+    searched, found = _queries_and_ball(launch, clouds, cells, radius, radii), Found(rows, distances, counts)
     kernel = search_kernel(Ball, distances.dtype, *list_of(found), 1)
     launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
 
@@ -109,7 +108,7 @@ def _all_specs(query_points: Tensor, capacity: int, **_: Any) -> dict:
 def _all_within(
     launch: Launch,
     clouds: Clouds,
-    tables: list[Tensor],
+    cells: CellList,
     radius: float,
     radii: Tensor | None,
     capacity: int,
@@ -118,7 +117,7 @@ def _all_within(
     rows: Tensor,
     distances: Tensor,
 ) -> None:
-    searched = _queries_and_ball(launch, clouds, tables, radius, radii)
+    searched = _queries_and_ball(launch, clouds, cells, radius, radii)
     count = lanes_on(rows.device.type)
     shape = searched[0].batch.rows, count
     for filled, value in ((row_splits[:1], 0), (rows, -1), (distances, torch.inf)):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import cell_list_of
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
 from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
@@ -41,13 +41,13 @@ def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Ten
     """As :func:`pointproj.ops.backends.torch.aggregate_neighbors`, for lists sorted by distance."""
     features, sigma, weighting = summands
     one = Clouds(clouds.query_points, None, clouds.reference_points, None, 1)
-    return _knn_aggregate(*one, [], rows, features, sigma, rows.shape[1], *weighting)[0]
+    return _knn_aggregate(*one, *NO_TABLES, rows, features, sigma, rows.shape[1], *weighting)[0]
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
     """Weighted mean or sum of the features of the k nearest: ``(Q, C)`` in their dtype."""
     features, sigma, weighting = summands
-    return _knn_aggregate(*clouds, list(tables or ()), None, features, sigma, k, *weighting)[0]
+    return _knn_aggregate(*clouds, *(tables or NO_TABLES), None, features, sigma, k, *weighting)[0]
 
 
 def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
@@ -60,7 +60,7 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
     if tables is None:
         points = clouds.reference_points.detach()
         tables = build_index(points, clouds.reference_offsets, clouds.count, radius)
-    return _radius_aggregate(*clouds, list(tables), features, sigma, radius, *weighting)[0]
+    return _radius_aggregate(*clouds, *tables, features, sigma, radius, *weighting)[0]
 
 
 _wanted = itemgetter(*(f"d_{name}" for name in DIFFERENTIABLE))  # gradients, None where one is not needed
@@ -127,7 +127,7 @@ def _knn_specs(
 def _knn_aggregate(
     launch: Launch,
     clouds: Clouds,
-    tables: list[Tensor],
+    cells: CellList,
     neighbor_indices: Tensor | None,
     features: Tensor,
     sigma: Tensor,
@@ -141,7 +141,7 @@ def _knn_aggregate(
     queries, references = sets_of(clouds)
     if neighbor_indices is None:
         heap = clouds.query_points.new_empty(found.shape) if k > LONGEST_LIST else None
-        launch_search(launch, queries, references, tables, Found(found, heap))
+        launch_search(launch, queries, references, cells, Found(found, heap))
         neighbor_indices = found
     given = references.positions.dtype, weighting, features, sigma, aggregated, softmax
     form, problem = new_problem(Lists, *given)
@@ -152,7 +152,7 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     d_queries, d_references, d_features, d_sigma = _wanted(values)
     of_points = not (d_queries is d_references is d_sigma is None)
     queries, references = sets_of(record_of(Clouds, values))
-    cells, radius = cell_list_of(values["tables"]), values["radius"]
+    cells, radius = readable(record_of(CellList, values)), values["radius"]
     weighting, others = record_of(Weighting, values), references.positions
     form, problem = new_problem(Ball, others.dtype, weighting, *_summed(values), of_points, others=others)
     gathered = Gathered(False, d_references is not None, d_features is not None)
@@ -180,7 +180,7 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
 def _radius_aggregate(
     launch: Launch,
     clouds: Clouds,
-    tables: list[Tensor],
+    cells: CellList,
     features: Tensor,
     sigma: Tensor,
     radius: float,
@@ -189,7 +189,7 @@ def _radius_aggregate(
     aggregated: Tensor,
     softmax: Tensor,
 ) -> None:
-    cells = cell_list_of(tables)
+    cells = readable(cells)
     queries = in_order_of(cells, *sets_of(clouds))
     given = queries.positions.dtype, weighting, features, sigma, aggregated, softmax
     form, problem = new_problem(Ball, *given)

@@ -4,12 +4,10 @@
 //   Real, Sum                                   of positions and sums
 //   weighting                                   how distances become weights (weights.h)
 //   kVector                                     values of a row that are read at a time
+//   kMayAdd                                     whether gradients may be added up by atomics
 //   own(at)                                     the point that a group of lanes owns
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
-//   row(number)                                 of a neighbour that was added by this number
-//   other(row)                                  its position
-//   Weights                                     of(query, number, distance, weighting), as the forward kept them, and
-//                                               base(query, neighbors), a distance that all of a query's are near to
+//   other(at)                                   the position of a neighbour that was added by this number
 //   chunks                                      passes that it takes to sum up all channels
 #pragma once
 
@@ -19,18 +17,22 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// A pair is numbered by its query times k plus its place in the query's row.
-template <class Sum>
-struct PairWeights {
-  const Sum* weights;  // (Q, k)
+// Weights are a_ij = weight(d_ij, anchor_i) / total_i; the forward keeps anchor_i and 1 / total_i apart, because their
+// logarithm would round away what is small next to anchor_i / sigma.
+template <class T>
+struct Weights {
+  using Sum = std::remove_const_t<T>;
+  T* saved;  // (Q, 2): anchor_i and 1 / total_i, in the order of the queries as they are searched
 
+  POINTPROJ_FN void save(int i, Sum anchor, Sum inverse) const {
+    saved[2 * static_cast<int64_t>(i)] = anchor;
+    saved[2 * static_cast<int64_t>(i) + 1] = inverse;
+  }
+  POINTPROJ_FN Sum anchor(int i) const { return saved[2 * static_cast<int64_t>(i)]; }
+  // Of a neighbour that is so far from query i.
   template <class AtSigma>
-  POINTPROJ_FN Sum of(int, int pair, Sum, const AtSigma&) const { return weights[pair]; }
-  // A distance of query i's neighbours: that of the first.
-  template <class Neighbors>
-  POINTPROJ_FN Sum base(int i, const Neighbors& problem) const {
-    const int row = problem.rows[static_cast<int64_t>(i) * problem.k];
-    return row < 0 ? Sum(0) : Sum(sqrt(squared_distance<Sum>(problem.own(i).position, problem.other(row))));
+  POINTPROJ_FN Sum of(int i, Sum far, const AtSigma& weighting) const {
+    return weighting.weight(far, anchor(i)) * saved[2 * static_cast<int64_t>(i) + 1];
   }
 };
 
@@ -40,8 +42,8 @@ struct ListedNeighbors {
   using Real = Real_;
   using Weighting = Weighting_;
   using Sum = typename Weighting::Sum;
-  using Weights = PairWeights<Sum>;
   static constexpr int kVector = 1;
+  static constexpr bool kMayAdd = kOnGpu;
 
   const Real* own_points;
   const Real* other_points;
@@ -53,43 +55,18 @@ struct ListedNeighbors {
   int chunks;
 
   POINTPROJ_FN Point<Real> own(int at) const { return {load_position(own_points, at), at}; }
-  POINTPROJ_FN int row(int pair) const { return start ? pair / k : rows[pair]; }
   POINTPROJ_FN Vec3<Real> other(int row) const { return load_position(other_points, row); }
   template <class Lanes, class Add>
   POINTPROJ_FN void each_neighbor(Lanes& lanes, int at, const Point<Real>& point, Add add) const {
     Queue<Sum, Lanes> queue(lanes);
-    const int begin = start ? start[at] : at * k, end = start ? start[at + 1] : begin + k;
-    for (int first = begin; lanes.any(first < end); first += Lanes::width) {
-      const int i = first + lanes.lane(), pair = start && i < end ? pairs[i] : i;
-      const bool exists = i < end && (start || rows[pair] >= 0);
-      const Sum squared = exists ? squared_distance<Sum>(point.position, other(row(pair))) : Sum(0);
-      queue.push(lanes, exists, pair, squared);
+    const int64_t begin = start ? start[at] : int64_t(at) * k, end = start ? start[at + 1] : begin + k;
+    for (int64_t first = begin; lanes.any(first < end); first += Lanes::width) {
+      const int64_t i = first + lanes.lane();
+      const int row = i < end ? (start ? pairs[i] / k : rows[i]) : -1;
+      queue.push(lanes, row >= 0, row, row < 0 ? Sum(0) : squared_distance<Sum>(point.position, other(row)));
       if (lanes.any(queue.is_full())) queue.flush(lanes, add);
     }
     queue.flush(lanes, add);
-  }
-};
-
-// Weights are a_ij = weight(d_ij, anchor_i) / total_i; the forward keeps anchor_i and 1 / total_i apart, because their
-// logarithm would round away what is small next to anchor_i / sigma.
-template <class T>
-struct RadiusWeights {
-  using Sum = std::remove_const_t<T>;
-  T* saved;  // (Q, 2): anchor_i and 1 / total_i, in the order of the queries as they are searched
-
-  POINTPROJ_FN void save(int i, Sum anchor, Sum inverse) const {
-    saved[2 * static_cast<int64_t>(i)] = anchor;
-    saved[2 * static_cast<int64_t>(i) + 1] = inverse;
-  }
-  // Of a neighbour that is so far from query i.
-  template <class AtSigma>
-  POINTPROJ_FN Sum of(int i, int, Sum far, const AtSigma& weighting) const {
-    const Sum* known = saved + 2 * static_cast<int64_t>(i);
-    return weighting.weight(far, known[0]) * known[1];
-  }
-  template <class Neighbors>
-  POINTPROJ_FN Sum base(int i, const Neighbors&) const {
-    return saved[2 * static_cast<int64_t>(i)];
   }
 };
 
@@ -99,8 +76,8 @@ struct RadiusNeighbors {
   using Real = Real_;
   using Weighting = Weighting_;
   using Sum = typename Weighting::Sum;
-  using Weights = RadiusWeights<const Sum>;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
+  static constexpr bool kMayAdd = false;
 
   SortedPoints<Real> own_points;
   Batch own_batch;
@@ -129,7 +106,6 @@ struct RadiusNeighbors {
   };
 
   POINTPROJ_FN Point<Real> own(int at) const { return own_points.load(at); }
-  POINTPROJ_FN int row(int at) const { return at; }
   POINTPROJ_FN Vec3<Real> other(int at) const { return others.points.load(at).position; }
   template <class Lanes, class Add>
   POINTPROJ_FN void each_neighbor(Lanes& lanes, int, const Point<Real>& point, Add add) const {

@@ -25,74 +25,17 @@ struct SortRows {
   }
 };
 
-// The weights of rows, and the weighted sum of features. Weights are relative to that of the first row: a running total
-// as in RadiusSums would be 1500 instructions instead of 900, for W1 `aggregate`.
-template <class Real, class Weighting>
-struct NeighborSums {
-  using Sum = typename Weighting::Sum;
-  using Number = Sum;
-  static constexpr int kLanes = kSumLanes;
-
-  ListedNeighbors<Real, Weighting> problem;
-  Matrix<const Sum> features;  // (N, channels)
-  Matrix<Sum> aggregated;      // (Q, channels)
-  Sum* weights;                // (Q, k)
-
-  template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {
-    const auto [query, chunk] = split_item(item, problem.chunks);
-    const int k = problem.k;
-    const bool writes = chunk == 0 && lanes.has_item;
-    const int64_t first = int64_t(query) * k;
-    const int* rows = problem.rows + first;
-    const Vec3<Real> p = problem.own(query).position;
-    const auto weighting = problem.weighting.at_sigma();
-    const auto distance = [&](int row) { return Sum(sqrt(squared_distance<Sum>(p, problem.other(row)))); };
-    const Sum anchor = weighting.anchor(rows[0] < 0 ? Sum(0) : distance(rows[0]));
-    typename Lanes::template RowSum<Sum, 1> sums(features, chunk, aggregated, query);
-    Neighbor<Sum>* neighbors = lanes.template reserve<Sum>();
-    Sum total = 0;
-    for (int begin = 0; begin < k; begin += kQueueLength) {
-      const int end = lesser(begin + kQueueLength, k);
-      int size = 0;
-      lanes.sync();
-      for (int next = begin; next < end; next += Lanes::width) {
-        const int i = next + lanes.lane();
-        const bool exists = i < end && rows[i] >= 0;
-        const unsigned existing = lanes.ballot(exists);
-        Sum weight = 0;
-        if (exists) {
-          weight = weighting.weight(distance(rows[i]), anchor);
-          if (weighting.counts(features[rows[i]], features.columns)) total += weight;
-          neighbors[size + lanes.bits_before(existing)] = {weight, rows[i]};
-        }
-        size += lanes.bit_count(existing);
-        if (writes && i < end) weights[first + i] = weight;
-      }
-      lanes.sync();
-      sums.add(neighbors, size);
-    }
-    total = lanes.sum(total);
-    const Sum inverse = weighting.inverse(total);
-    if (writes) {
-      for (int i = lanes.lane(); i < k; i += Lanes::width) weights[first + i] *= inverse;
-    }
-    sums.finish(is_finite(p) ? inverse : kNan<Sum>);
-  }
-};
-
 // The running total of the weights, and the weighted sum of rows.
-template <class Real, class Weighting>
-struct RadiusSums {
-  using Neighbors = RadiusNeighbors<Real, Weighting>;
-  using Sum = typename Weighting::Sum;
+template <class Neighbors>
+struct Aggregate {
+  using Sum = typename Neighbors::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes;
 
   Neighbors problem;
   Matrix<const Sum> features;  // (N, channels or more)
   Matrix<Sum> aggregated;      // (Q, channels)
-  RadiusWeights<Sum> weights;
+  Weights<Sum> weights;
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int64_t item) const {

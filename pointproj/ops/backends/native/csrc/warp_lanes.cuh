@@ -239,9 +239,6 @@ struct WarpLanes {
   // alone reads it in 32 times as many lines.
   template <class Sum, int kVector>
   struct RowProducts {
-    struct Nothing {
-      POINTPROJ_FN void operator()(int, int, Sum, Sum) const {}
-    };
     static constexpr int kParts = kChannelsAtOnce / (kWidth * kVector);
     Matrix<const Sum> others;
     const Sum* row;
@@ -277,48 +274,30 @@ struct WarpLanes {
     POINTPROJ_FN Sum with_neighbor(const Neighbor<Sum>* list, int first, int size) const {
       Sum products[kWidth] = {};
       for (int begin = 0; begin < channels; begin += kChannelsAtOnce) {
-        meet(list, first, size, begin, products, Nothing());
+        alignas(16) Sum own[kParts][kVector];  // not kept: registers are few, and it is in the cache
+        load_words(row + begin, begin, own);
+        // Nothing is left out that would have to be decided before it is read: all rows are on their way at once.
+        POINTPROJ_UNROLL
+        for (int j = 0; j < kWidth; ++j) {
+          alignas(16) Sum values[kParts][kVector];
+          load_words(others[first + j < size ? list[first + j].at : 0] + begin, begin, values);
+          POINTPROJ_UNROLL
+          for (int i = 0; i < kParts * kVector; ++i) {
+            if (begin + column_of(i / kVector) >= channels) continue;
+            products[j] = multiply_add(own[i / kVector][i % kVector], values[i / kVector][i % kVector], products[j]);
+          }
+        }
       }
-      return sums_of(products);
-    }
-    // The same, and the rows times their weights are added to sums; of no more than kChannelsAtOnce channels.
-    POINTPROJ_FN Sum add_neighbor(
-        const Neighbor<Sum>* list, int first, int size, RowSum<Sum, kVector>& sums) const {
-      Sum products[kWidth] = {};
-      meet(list, first, size, 0, products, [&](int part, int i, Sum weight, Sum value) {
-        sums.sums[part][i] = multiply_add(weight, value, sums.sums[part][i]);
-      });
       return sums_of(products);
     }
 
    private:
-    template <class Add>
-    POINTPROJ_FN void meet(
-        const Neighbor<Sum>* list, int first, int size, int begin, Sum (&products)[kWidth], Add add) const {
-      alignas(16) Sum own[kParts][kVector];  // not kept: registers are few, and it is in the cache
+    // Of the channels from `begin` on; beyond the last one the first are read in vain.
+    POINTPROJ_FN void load_words(const Sum* from, int begin, Sum (&to)[kParts][kVector]) const {
       POINTPROJ_UNROLL
       for (int part = 0; part < kParts; ++part) {
-        const bool reads = begin + column_of(part) < channels;
-        const Sum* from = row + begin + (reads ? column_of(part) : 0);
-        RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(from), own[part]);
-      }
-      // Nothing is left out that would have to be decided before it is read: all rows are on their way at once.
-      POINTPROJ_UNROLL
-      for (int j = 0; j < kWidth; ++j) {
-        const Neighbor<Sum> neighbor = list[first + j];
-        const bool exists = first + j < size;
-        const Sum* from = others[exists ? neighbor.at : 0] + begin;
-        POINTPROJ_UNROLL
-        for (int part = 0; part < kParts; ++part) {
-          const bool reads = begin + column_of(part) < channels;
-          alignas(16) Sum value[kVector];
-          RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(from + (reads ? column_of(part) : 0)), value);
-          POINTPROJ_UNROLL
-          for (int i = 0; i < kVector; ++i) {
-            if (reads) products[j] = multiply_add(own[part][i], value[i], products[j]);
-            if (exists) add(part, i, neighbor.value, value[i]);
-          }
-        }
+        const int first = begin + column_of(part) < channels ? column_of(part) : 0;
+        RowSum<Sum, kVector>::load(reinterpret_cast<const char*>(from + first), to[part]);
       }
     }
   };
