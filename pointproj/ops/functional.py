@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments, brute_force
-from pointproj.ops.clouds import as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.clouds import as_dtype, checked_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.distances import distances_of, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import periodic_box
@@ -109,8 +109,7 @@ def knn(
     if query_points.ndim == 2:
         return distances, rows
     shape = *query_points.shape[:-1], k
-    rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
-    return distances.view(shape), rows
+    return distances.view(shape), rows_in_cloud(rows.view(shape), reference_points)
 
 
 def knn_aggregate(
@@ -189,8 +188,7 @@ def knn_aggregate(
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
     rows = None
     if neighbor_indices is not None:
-        references, dense = reference_points.shape[-2], dense_clouds(reference_points)
-        rows = rows_in_packed(neighbor_indices, references, dense).to(torch.int32).reshape(-1, int(k))
+        rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
         distances = distances_of(clouds.detached(), rows)
     elif max_radius is not None or reference_weights is not None:
         distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)

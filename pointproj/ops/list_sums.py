@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed, rows_of, spread
+from pointproj.ops.clouds import as_dtype, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
 from pointproj.ops.weighted_sums import SPARE, rows_or_spare, weighted_sums
@@ -119,9 +119,9 @@ def packed_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
     splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows, clouds = neighbors.indices, dense_clouds(points, splits, len(neighbors.indices))
-    if clouds is not None or missing != -1:  # that is what lists have
-        rows = rows_in_packed(rows, points.shape[-2], clouds, missing)
+    rows = neighbors.indices
+    if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
+        rows = rows_in_packed(rows, points, splits, missing)
     return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits
 
 

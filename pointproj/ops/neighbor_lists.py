@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
+from pointproj.ops.clouds import Clouds, checked_clouds, queries_of, rows_in_cloud
 from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
@@ -136,7 +136,7 @@ def radius_neighbors(
     arguments.check_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     arguments.check_box(box, radius, reference_points, inside=index is not None)
-    periodic, size = periodic_box(box), reference_points.shape[-2]
+    periodic = periodic_box(box)
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     points = clouds.detached()
     searched = points if periodic is None else periodic.clouds(points)
@@ -158,10 +158,10 @@ def radius_neighbors(
         delta = torch.where(rows[..., None] >= 0, differences(clouds, rows, row_splits, periodic), 0.0)
         delta = delta[..., : query_points.shape[-1]]
     if row_splits is not None:
-        rows = rows_in_cloud(rows, size, dense_clouds(reference_points, row_splits, len(rows)))
+        rows = rows_in_cloud(rows, reference_points, row_splits)
         return NeighborList(row_splits, rows, distances, total, delta, radius)
     shape = *query_points.shape[:-1], int(max_neighbors)
-    rows = rows_in_cloud(rows.view(shape), size, dense_clouds(reference_points))
+    rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
 
