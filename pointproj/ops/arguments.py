@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, Weighting, sigma_range
 from pointproj.ops.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
@@ -188,12 +188,11 @@ def check_size(name: str, size: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}; got {size}")
 
 
-def check_weighting(
-    kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...], dtype: torch.dtype
-) -> None:
+def checked_weighting(weighting: Weighting, reductions: tuple[str, ...], dtype: torch.dtype) -> Weighting:
     """Names of a kernel and a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
-    if type(power) is type(eps) is float and (kernel, reduce, power, eps) == DEFAULT[:4]:
-        return
+    kernel, reduce, power, eps, support = weighting
+    if type(power) is type(eps) is float and weighting[:4] == DEFAULT[:4]:
+        return weighting
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
     if reduce not in reductions:
@@ -201,6 +200,7 @@ def check_weighting(
     for name, value in (("power", power), ("eps", eps)):
         _check_number(name, value)
         _check_in_range(name, value, torch.finfo(dtype).tiny, torch.finfo(dtype).max, dtype)
+    return Weighting(kernel, reduce, float(power), float(eps), support)
 
 
 def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor) -> None:

@@ -181,29 +181,28 @@ def knn_aggregate(
         raise ValueError(
             'kernel="compact" ends at max_radius, which is missing: give it in units of the points'
         )
-    dtype = _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
     module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    rows = None
-    if neighbor_indices is not None:
-        rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
-        distances = distances_of(clouds.detached(), rows)
-    elif max_radius is not None or reference_weights is not None:
-        distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
-    if max_radius is not None:
-        rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
-    if neighbor_indices is not None or reference_weights is not None:
-        rows = _nearest_in_front(rows, distances, reference_weights)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
     def aggregate(summands: Summands) -> Tensor:
-        if rows is None:
+        if neighbor_indices is not None:
+            rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
+            distances = distances_of(clouds.detached(), rows)
+        elif max_radius is not None or reference_weights is not None:
+            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
+        else:
             return module.knn_aggregate(clouds, tables, summands, int(k))
+        if max_radius is not None:
+            rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
+        if neighbor_indices is not None or reference_weights is not None:
+            rows = _nearest_in_front(rows, distances, reference_weights)
         return module.aggregate_neighbors(clouds, summands, rows)
 
-    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
+    weighting = Weighting(kernel, reduce, power, eps, max_radius or torch.inf)
+    return _aggregated(
+        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
+    )
 
 
 def radius_aggregate(
@@ -249,42 +248,37 @@ def radius_aggregate(
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     radius = arguments.checked_radius(radius, query_points.dtype)
-    dtype = _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
     def aggregate(summands: Summands) -> Tensor:
         return module.radius_aggregate(clouds, tables, summands, radius)
 
-    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
-
-
-def _check_values(
-    features: Tensor, reference_points: Tensor, sigma: float | Tensor, reference_weights: Tensor | None
-) -> torch.dtype:
-    """The dtype that sums run in."""
-    arguments.check_features(features, reference_points)
-    dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
-    arguments.check_sigma(sigma, reference_points, dtype)
-    arguments.check_reference_weights(reference_weights, features)
-    return dtype
+    weighting = Weighting(kernel, reduce, power, eps, radius)
+    return _aggregated(
+        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
+    )
 
 
 def _aggregated(
     aggregate: Callable[[Summands], Tensor],
     query_points: Tensor,
+    reference_points: Tensor,
     features: Tensor,
-    dtype: torch.dtype,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
     """What ``aggregate`` makes of packed features, (Q, C), as (..., Q, C) in the features' own dtype.
 
-    Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
-    these divided by that of the weights: both are of one call, with the weights as one more channel.
+    What it sums up is checked first. Weights of the reference points multiply the features. A mean is then
+    the sum of these divided by that of the weights: both are of one call, with the weights as one more
+    channel.
     """
+    arguments.check_features(features, reference_points)
+    dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
+    arguments.check_sigma(sigma, reference_points, dtype)
+    arguments.check_reference_weights(reference_weights, features)
+    weighting = arguments.checked_weighting(weighting, REDUCTIONS, dtype)
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:

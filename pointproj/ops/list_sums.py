@@ -64,7 +64,7 @@ def aggregate(
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
     arguments.check_pair_weights(weights, neighbors.indices, features)
     sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, sums)
+    weighting = arguments.checked_weighting(Weighting(kernel, reduce, power, eps), REDUCTIONS, sums)
     arguments.check_sigma(sigma, neighbors.indices, sums)
     arguments.check_reference_weights(reference_weights, features)
     clouds = features.shape[:-2]
@@ -83,7 +83,8 @@ def aggregate(
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-        weighting = Weighting(kernel, reduce, float(power), float(eps), _support(kernel, neighbors, pairs))
+        if kernel == "compact":
+            weighting = weighting._replace(support=_support(neighbors, pairs))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
     if own is not None:
         weights = own if weights is None else weights * own
@@ -102,16 +103,16 @@ def aggregate(
     return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
-def _support(kernel: str, neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
+def _support(neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
     """The radius at each pair."""
-    if kernel == "compact" and neighbors.radius is None:
+    if neighbors.radius is None:
         raise ValueError(
             'kernel="compact" ends at the radius of the list, which it does not have: make it with '
             "radius_neighbors, or give Neighbors(..., radius=)"
         )
     if isinstance(neighbors.radius, Tensor):
         return pairs.of_pairs(neighbors.radius.reshape(-1))
-    return torch.inf if neighbors.radius is None else neighbors.radius
+    return neighbors.radius
 
 
 def packed_rows(
