@@ -31,22 +31,15 @@ class Clouds(NamedTuple):
 
 
 def pack(
-    query_points: Float[Tensor, "*batch q dims"],
-    reference_points: Float[Tensor, "*batch n dims"],
-    query_offsets: Int[Tensor, " count+1"] | None,
-    reference_offsets: Int[Tensor, " count+1"] | None,
-) -> Clouds:
-    """Bring one cloud, a dense batch or a ragged batch into the one form that backends know.
+    points: Float[Tensor, "*batch n dims"], offsets: Int[Tensor, " count+1"] | None
+) -> tuple[Float[Tensor, "rows 3"], Int[Tensor, " count+1"] | None, int]:
+    """One cloud, a dense batch or a ragged one in the form that backends know: with offsets and their count.
 
     Points in the plane get a third coordinate of 0.
     """
-    if query_offsets is not None:
-        query_offsets = as_dtype(query_offsets, torch.int32)
-        reference_offsets = as_dtype(reference_offsets, torch.int32)
-        count = query_offsets.shape[0] - 1
-    else:
-        count = query_points.shape[0] or 1 if query_points.ndim == 3 else 1  # a batch of none is an empty one
-    return Clouds(packed(query_points), query_offsets, packed(reference_points), reference_offsets, count)
+    if offsets is not None:
+        return packed(points), as_dtype(offsets, torch.int32), offsets.shape[0] - 1
+    return packed(points), None, points.shape[0] or 1 if points.ndim == 3 else 1  # a batch of none is empty
 
 
 def checked_clouds(
@@ -59,7 +52,7 @@ def checked_clouds(
     """The packed points of a call, after its checks."""
     arguments.check_points(query_points, reference_points, in_space)
     arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-    return pack(query_points, reference_points, query_offsets, reference_offsets)
+    return Clouds(*pack(query_points, query_offsets)[:2], *pack(reference_points, reference_offsets))
 
 
 def packed(points: Tensor) -> Tensor:

@@ -86,21 +86,20 @@ def build_index(
     if radius is not None:
         radius = arguments.checked_radius(radius, reference_points.dtype)
     operator = "knn" if radius is None else "radius"
-    packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
+    points, offsets, count = pack(reference_points.detach(), reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
-    points = packed.reference_points.detach(), packed.reference_offsets, packed.count
     # Outside of inference mode: what it makes is of no use to a later call that is differentiated. What is
     # being compiled cannot ask for it.
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else contextlib.nullcontext():
         module = modules[name]
-        tables = {"knn": module.build_index(*points, radius if module.ONE_INDEX else None)}
+        tables = {"knn": module.build_index(points, offsets, count, radius if module.ONE_INDEX else None)}
         if module.ONE_INDEX:
             tables["radius"] = tables["knn"]
         elif radius is not None:
-            tables["radius"] = module.build_index(*points, radius)
+            tables["radius"] = module.build_index(points, offsets, count, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    return Index(name, shape, dtype, device, packed.count, tables)
+    return Index(name, shape, dtype, device, count, tables)
 
 
 def choose_backend(

@@ -8,9 +8,10 @@ from pointproj.ops import arguments
 from pointproj.ops.clouds import as_dtype, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
-from pointproj.ops.weighted_sums import SPARE, rows_or_spare, weighted_sums
+from pointproj.ops.weighted_sums import weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
+SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 
 
 def aggregate(
@@ -78,8 +79,8 @@ def aggregate(
     if reference_weights is not None:
         own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
     if weights is not None:
-        weights = weights if weights.ndim > neighbors.indices.ndim else weights[..., None]
-        weights = pairs.masked(weights.to(dtype))
+        channels = weights.shape[-1] if weights.ndim > neighbors.indices.ndim else 1
+        weights = torch.where(pairs.exists, weights.to(dtype).reshape(*pairs.rows.shape, channels), 0.0)
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
@@ -175,11 +176,11 @@ class Pairs:
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
         padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
-        return rows_of(padded, rows_or_spare(self.rows, values.shape[0]))
-
-    def masked(self, weights: Tensor) -> Tensor:
-        """Weights (..., 1 or C), 0 where there is no pair."""
-        return torch.where(self.exists, weights.reshape(*self.rows.shape, weights.shape[-1]), 0.0)
+        rows, count = self.rows, values.shape[0]
+        if rows.is_cuda:
+            numbers = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+            rows = torch.where(rows < count, rows, count + (numbers & (SPARE - 1)))
+        return rows_of(padded, rows)
 
     def kernel_weights(
         self, distances: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
