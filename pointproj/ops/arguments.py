@@ -132,15 +132,11 @@ def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
 
 
-def check_box(
-    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
-) -> None:
+def check_box(box: Sequence[float], radius: float | Tensor | None, points: Tensor, inside: bool) -> None:
     """One length for each coordinate, each more than twice the radius.
 
     ``inside`` says that the points must lie in the box already. Values on a GPU are not read.
     """
-    if box is None:
-        return
     if isinstance(box, Tensor) or not isinstance(box, Sequence) or len(box) != points.shape[-1]:
         raise TypeError(f"box must be a tuple of {points.shape[-1]} lengths, one for each axis; got {box!r}")
     limits = torch.finfo(points.dtype)
@@ -156,11 +152,9 @@ def check_box(
             f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
             "a point would be its own neighbour otherwise"
         )
-    if (
-        inside
-        and _is_readable(points)
-        and not bool(((points >= 0) & (points < points.new_tensor(box))).all())
-    ):
+    if not inside or not _is_readable(points):
+        return
+    if not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
         raise ValueError(
             f"with an index, reference_points must lie in the box already, from 0 to {tuple(box)}; "
             "take their remainders before build_index"

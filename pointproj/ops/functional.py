@@ -87,8 +87,7 @@ def knn(
     arguments.check_k(k, reference_points)
     if max_radius is not None:
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
-    arguments.check_box(box, max_radius, reference_points, inside=index is not None)
-    periodic = periodic_box(box)
+    periodic = periodic_box(box, max_radius, reference_points, inside=index is not None)
     arguments.check_index_dtype(index_dtype)
     if query_points.shape[-1] > 3:
         brute_force.check_backend(backend, index=index, box=box)

@@ -6,11 +6,13 @@ one of these images, so that every backend searches a periodic box as it searche
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, queries_of, rows_of
 
 
@@ -79,10 +81,13 @@ class PeriodicBox(NamedTuple):
         return merged, torch.where(keys < last, keys % max(1, references), -1)
 
 
-def periodic_box(box: tuple[float, ...] | None) -> PeriodicBox | None:
-    """The box of checked lengths; in the plane, z is not periodic."""
+def periodic_box(
+    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
+) -> PeriodicBox | None:
+    """The box of a call, after its checks; in the plane, z is not periodic."""
     if box is None:
         return None
+    arguments.check_box(box, radius, points, inside)
     return PeriodicBox((*(float(length) for length in box), math.inf)[:3])
 
 
