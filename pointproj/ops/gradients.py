@@ -178,11 +178,8 @@ def _functions(
     """The chunks, with each one's function of the differentiable inputs, and their values."""
     weighting, values = record_of(Weighting, inputs), [inputs[name] for name in DIFFERENTIABLE]
     for chunk in chunks(inputs):
-        yield (
-            chunk,
-            partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting),
-            chunk.parts(values),
-        )
+        function = partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting)
+        yield chunk, function, chunk.parts(values)
 
 
 def _add(values: Sequence[Tensor | None], into: Sequence[Tensor]) -> None:

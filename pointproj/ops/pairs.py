@@ -10,7 +10,7 @@ from torch import Tensor
 from pointproj.ops.clouds import Clouds, chunks_of
 from pointproj.ops.gradients import Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.records import record_of
-from pointproj.ops.reference import squared_distances
+from pointproj.ops.reference import radii_of, squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
 # What a chunk may hold: cache on a CPU, 64 MiB of fp32 on a GPU.
@@ -78,10 +78,3 @@ def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[slice
         if same_cloud is not None:
             is_neighbor &= same_cloud
         yield query, reference, squared, is_neighbor
-
-
-def radii_of(radius: float | Tensor, query_points: Tensor) -> Tensor:
-    """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
-    if isinstance(radius, Tensor):
-        return radius
-    return torch.full((1,), radius, dtype=query_points.dtype, device=query_points.device)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, queries_of, rows_of
+from pointproj.ops.reference import squared_lengths
 
 
 class PeriodicBox(NamedTuple):
@@ -66,10 +67,10 @@ class PeriodicBox(NamedTuple):
         """
         rows = rows.view(-1, self.images * rows.shape[1]).sort(1).values
         delta = clouds.query_points[:, None] - rows_of(clouds.reference_points, rows.clamp(min=0))
-        x, y, z = self.minimum_image(delta).square().unbind(-1)
+        squared = squared_lengths(self.minimum_image(delta))
         missing = rows < 0
         missing[:, 1:] |= rows[:, 1:] == rows[:, :-1]
-        squared, order = (x + y + z).masked_fill(missing, torch.inf).sort(dim=1, stable=True)
+        squared, order = squared.masked_fill(missing, torch.inf).sort(dim=1, stable=True)
         return torch.where(squared.isfinite(), rows.gather(1, order), -1)[:, :k]
 
     def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from pointproj.ops.gradients import (
     aggregate_backward,
     second_backward_over,
 )
-from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
+from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
 from pointproj.ops.records import FIELDS, fields_apart
-from pointproj.ops.reference import Weighting, squared_distances
+from pointproj.ops.reference import Weighting, radii_of, squared_distances
 from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
 
