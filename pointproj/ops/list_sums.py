@@ -138,7 +138,6 @@ class Pairs:
         self.exists = (rows < missing)[..., None]
         self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
         if row_splits is not None:
-            self.rows_of_sums = max(1, self.queries)
             # Unused slots add nothing to any query.
             query = queries_of(row_splits, len(rows))
             self.query = spread(query, self.exists[:, 0], self.queries)
@@ -156,7 +155,7 @@ class Pairs:
         if terms.shape[-1] == 1:
             none = self.exists[:, 0].logical_not().long()
             return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
-        into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
+        into = terms.new_zeros(max(1, self.queries), terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
     def largest(self, terms: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ class Pairs:
         none = -torch.inf if reduce == "amax" else torch.inf
         if self.row_splits is None:
             return getattr(terms, reduce)(1) if terms.shape[1] else terms.sum(1) + none
-        into = terms.new_full((self.rows_of_sums, terms.shape[1]), none)
+        into = terms.new_full((max(1, self.queries), terms.shape[1]), none)
         return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
 
     def gathered(self, values: Tensor) -> Tensor:
