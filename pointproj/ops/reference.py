@@ -143,7 +143,7 @@ def within(
     :mod:`pointproj.ops.rounding` says what that means to the last bit.
     """
     limits = largest_squares_within(radii_of(radius, query_points))
-    return squared_distances(query_points, reference_points) <= limits[:, None]
+    return squared_distances(query_points, reference_points) <= limits.reshape(-1, 1)
 
 
 def radii_of(radius: float | Float[Tensor, " q"], query_points: Float[Tensor, "q 3"]) -> Float[Tensor, " r"]:
