@@ -182,9 +182,9 @@ def knn_aggregate(
         )
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
-    module, tables = choose_backend(backend, None, index, reference_points, clouds)
 
     def aggregate(summands: Summands) -> Tensor:
+        module, tables = choose_backend(backend, None, index, reference_points, clouds)
         if neighbor_indices is not None:
             rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
             distances = distances_of(clouds.detached(), rows)
@@ -247,9 +247,9 @@ def radius_aggregate(
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     radius = arguments.checked_radius(radius, query_points.dtype)
-    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
 
     def aggregate(summands: Summands) -> Tensor:
+        module, tables = choose_backend(backend, radius, index, reference_points, clouds)
         return module.radius_aggregate(clouds, tables, summands, radius)
 
     weighting = Weighting(kernel, reduce, power, eps, radius)
@@ -269,9 +269,9 @@ def _aggregated(
 ) -> Tensor:
     """What ``aggregate`` makes of packed features, (Q, C), as (..., Q, C) in the features' own dtype.
 
-    What it sums up is checked first. Weights of the reference points multiply the features. A mean is then
-    the sum of these divided by that of the weights: both are of one call, with the weights as one more
-    channel.
+    What it sums up is checked first: ``aggregate`` may have to build a backend. Weights of the reference
+    points multiply the features. A mean is then the sum of these divided by that of the weights: both are of
+    one call, with the weights as one more channel.
     """
     arguments.check_features(features, reference_points)
     dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
