@@ -114,11 +114,10 @@ def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> f
     return radius_in_range(radius, dtype)
 
 
-def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
-    """A positive, finite number, or one for each query. Values on a GPU are not read."""
+def checked_radii(radius: float | Tensor, query_points: Tensor) -> float | Tensor:
+    """A positive, finite number, or one for each packed query. Values on a GPU are not read."""
     if not isinstance(radius, Tensor):
-        checked_radius(radius, query_points.dtype)
-        return
+        return checked_radius(radius, query_points.dtype)
     if radius.dtype != query_points.dtype or radius.shape != query_points.shape[:-1]:
         raise ValueError(
             f"radius must be a number, or a {query_points.dtype} tensor of shape "
@@ -130,6 +129,8 @@ def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
+    # On a GPU, those that are no radius find nothing, or all points.
+    return radius.detach().reshape(-1).nan_to_num(0.0, torch.finfo(radius.dtype).max, 0.0).clamp(min=0.0)
 
 
 def check_box(box: Sequence[float], radius: float | Tensor | None, points: Tensor, inside: bool) -> None:

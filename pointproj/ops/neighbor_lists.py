@@ -15,7 +15,6 @@ from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.registry import Backend, Tables
-from pointproj.ops.rounding import radius_in_range
 
 
 class Neighbors(NamedTuple):
@@ -133,13 +132,15 @@ def radius_neighbors(
         If ``backend`` names one that cannot run here.
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
-    arguments.check_radii(radius, query_points)
+    radii = arguments.checked_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     periodic = periodic_box(box, radius, reference_points, inside=index is not None)
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     points = clouds.detached()
     searched = points if periodic is None else periodic.clouds(points)
-    radii, row_splits, delta = _radii(radius, points, periodic), None, None
+    if periodic is not None and isinstance(radii, Tensor):
+        radii = radii.repeat_interleave(periodic.images)
+    row_splits = delta = None
     if max_neighbors is not None:
         search = partial(module.radius_search, searched, tables, radii)
         distances, rows, counts = _padded(search, points, periodic, int(max_neighbors))
@@ -163,15 +164,6 @@ def radius_neighbors(
     rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-
-
-def _radii(radius: float | Tensor, points: Clouds, periodic: PeriodicBox | None) -> float | Tensor:
-    """The radius as backends take it, one for all queries or one for each of their images."""
-    if not isinstance(radius, Tensor):
-        return radius_in_range(radius, points.query_points.dtype)
-    # Values on a GPU were not checked: those that are no radius find nothing, or all points.
-    radius = radius.detach().reshape(-1).nan_to_num(0.0, torch.finfo(radius.dtype).max, 0.0).clamp(min=0.0)
-    return radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
 
 
 def _padded(
