@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
-from pointproj.ops.rounding import largest_squares_within, rounded_root
+from pointproj.ops.rounding import largest_squares_within, radius_in_range, rounded_root
 
 PAIRS_AT_ONCE = 2**22
 
@@ -150,7 +150,7 @@ def radii_of(radius: float | Float[Tensor, " q"], query_points: Float[Tensor, "q
     """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
     if isinstance(radius, Tensor):
         return radius
-    return torch.full((1,), radius, dtype=query_points.dtype, device=query_points.device)
+    return query_points.new_full((1,), radius_in_range(radius, query_points.dtype))
 
 
 @torch.no_grad()
