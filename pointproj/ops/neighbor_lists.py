@@ -198,6 +198,5 @@ def _counted(
         largest = radii
         if isinstance(radii, Tensor):
             largest = radii.amax() if radii.shape[0] else radii.new_ones(())
-        points = searched.reference_points, searched.reference_offsets, searched.count
-        tables = module.build_index(*points, largest)
+        tables = module.build_index(*searched[2:], largest)  # reference points, their offsets, and the count
     return tables, int(module.radius_list(searched, tables, radii, 0)[0][-1])
