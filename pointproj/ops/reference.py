@@ -150,7 +150,8 @@ def radii_of(radius: float | Float[Tensor, " q"], query_points: Float[Tensor, "q
     """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
     if isinstance(radius, Tensor):
         return radius
-    return query_points.new_full((1,), radius_in_range(radius, query_points.dtype))
+    number = radius_in_range(radius, query_points.dtype)
+    return torch.full((1,), number, dtype=query_points.dtype, device=query_points.device)
 
 
 @torch.no_grad()
