@@ -17,6 +17,7 @@ from pointproj.ops.clouds import Clouds, checked_clouds, queries_of
 from pointproj.ops.distances import with_gradient
 from pointproj.ops.functional import build_index, knn
 from pointproj.ops.neighbor_lists import radius_neighbors
+from pointproj.ops.reference import squared_lengths
 from pointproj.ops.rounding import radius_in_range, rounded_root
 
 Radius = float | Float[Tensor, "*batch q"]
@@ -102,12 +103,6 @@ def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Te
     if not radius >= 0:
         raise ValueError(f"{name} must not be negative; got {radius}")
     return radius_in_range(radius, like.dtype)
-
-
-def squared_lengths(displacements: Float[Tensor, "*pairs d"]) -> Float[Tensor, "*pairs"]:
-    """dx dx + dy dy + ..., rounded after every operation in this order, as all these libraries do it."""
-    first, *rest = (axis * axis for axis in displacements.unbind(-1))
-    return sum(rest, first)
 
 
 def nearest(

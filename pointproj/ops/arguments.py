@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, sigma_range
+from pointproj.ops.reference import DEFAULT, KERNELS, Weighting, sigma_range
 from pointproj.ops.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
@@ -114,11 +114,10 @@ def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> f
     return radius_in_range(radius, dtype)
 
 
-def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
-    """A positive, finite number, or one for each query. Values on a GPU are not read."""
+def checked_radii(radius: float | Tensor, query_points: Tensor) -> float | Tensor:
+    """A positive, finite number, or one for each packed query. Values on a GPU are not read."""
     if not isinstance(radius, Tensor):
-        checked_radius(radius, query_points.dtype)
-        return
+        return checked_radius(radius, query_points.dtype)
     if radius.dtype != query_points.dtype or radius.shape != query_points.shape[:-1]:
         raise ValueError(
             f"radius must be a number, or a {query_points.dtype} tensor of shape "
@@ -130,17 +129,15 @@ def check_radii(radius: float | Tensor, query_points: Tensor) -> None:
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
+    # On a GPU, those that are no radius find nothing, or all points.
+    return radius.detach().reshape(-1).nan_to_num(0.0, torch.finfo(radius.dtype).max, 0.0).clamp(min=0.0)
 
 
-def check_box(
-    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
-) -> None:
+def check_box(box: Sequence[float], radius: float | Tensor | None, points: Tensor, inside: bool) -> None:
     """One length for each coordinate, each more than twice the radius.
 
     ``inside`` says that the points must lie in the box already. Values on a GPU are not read.
     """
-    if box is None:
-        return
     if isinstance(box, Tensor) or not isinstance(box, Sequence) or len(box) != points.shape[-1]:
         raise TypeError(f"box must be a tuple of {points.shape[-1]} lengths, one for each axis; got {box!r}")
     limits = torch.finfo(points.dtype)
@@ -156,11 +153,9 @@ def check_box(
             f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
             "a point would be its own neighbour otherwise"
         )
-    if (
-        inside
-        and _is_readable(points)
-        and not bool(((points >= 0) & (points < points.new_tensor(box))).all())
-    ):
+    if not inside or not _is_readable(points):
+        return
+    if not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
         raise ValueError(
             f"with an index, reference_points must lie in the box already, from 0 to {tuple(box)}; "
             "take their remainders before build_index"
@@ -188,12 +183,11 @@ def check_size(name: str, size: int, least: int) -> None:
         raise ValueError(f"{name} must be at least {least}; got {size}")
 
 
-def check_weighting(
-    kernel: str, reduce: str, power: float, eps: float, reductions: tuple[str, ...], dtype: torch.dtype
-) -> None:
+def checked_weighting(weighting: Weighting, reductions: tuple[str, ...], dtype: torch.dtype) -> Weighting:
     """Names of a kernel and a reduction, and the numbers of the inverse distance; sums are of ``dtype``."""
-    if type(power) is type(eps) is float and (kernel, reduce, power, eps) == DEFAULT[:4]:
-        return
+    kernel, reduce, power, eps, support = weighting
+    if type(power) is type(eps) is float and weighting[:4] == DEFAULT[:4]:
+        return weighting
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}")
     if reduce not in reductions:
@@ -201,6 +195,7 @@ def check_weighting(
     for name, value in (("power", power), ("eps", eps)):
         _check_number(name, value)
         _check_in_range(name, value, torch.finfo(dtype).tiny, torch.finfo(dtype).max, dtype)
+    return Weighting(kernel, reduce, float(power), float(eps), support)
 
 
 def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor) -> None:

@@ -98,7 +98,7 @@ def plain_attend(
     scale: float,
 ) -> Tensor:
     """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
-    pairs = Pairs(rows_in_packed(rows, len(keys), None, len(keys)), row_splits, len(keys))
+    pairs = Pairs(rows_in_packed(rows, keys, missing=len(keys)), row_splits, len(keys))
     of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
     results = []
     for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):

@@ -116,9 +116,8 @@ def _nearest_body(clouds: Clouds, k: int) -> tuple[Tensor, Tensor]:
 
 def _groups(clouds: Clouds, one_by_one: bool = False) -> Iterator[tuple[slice, Tensor, int, Tensor]]:
     """Clouds that are searched together: their queries' rows, (b, m, D) queries, first row and (b, n, D)."""
-    points = clouds.query_points, clouds.reference_points
-    offsets = clouds.query_offsets, clouds.reference_offsets
-    ends = [rows_of_clouds(o, len(p), clouds.count) for o, p in zip(offsets, points, strict=True)]
+    points, sides = (clouds.query_points, clouds.reference_points), (clouds[:2], clouds[2:4])
+    ends = [rows_of_clouds(offsets, len(p), clouds.count) for p, offsets in sides]
     sizes = {(q1 - q0, r1 - r0) for (q0, q1), (r0, r1) in zip(*ends, strict=True)}
     together = 1
     if len(sizes) == 1 and not one_by_one:

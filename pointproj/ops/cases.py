@@ -96,16 +96,6 @@ def grid_in_gaussian(side: int, references: int) -> Clouds:
     return lambda g: (grid, torch.randn(references, 3, generator=g, dtype=torch.float64))
 
 
-def itself(points: Callable[[torch.Generator], Tensor]) -> Clouds:
-    """Every reference point is a query: each finds itself at distance 0."""
-
-    def clouds(g: torch.Generator) -> tuple[Tensor, Tensor]:
-        reference = points(g)
-        return reference.clone(), reference
-
-    return clouds
-
-
 def clustered(count: int) -> Callable[[torch.Generator], Tensor]:
     """Half of the points in a ball of 1e-3, the others uniform: k-th distances span 400x."""
 

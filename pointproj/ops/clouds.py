@@ -31,22 +31,15 @@ class Clouds(NamedTuple):
 
 
 def pack(
-    query_points: Float[Tensor, "*batch q dims"],
-    reference_points: Float[Tensor, "*batch n dims"],
-    query_offsets: Int[Tensor, " count+1"] | None,
-    reference_offsets: Int[Tensor, " count+1"] | None,
-) -> Clouds:
-    """Bring one cloud, a dense batch or a ragged batch into the one form that backends know.
+    points: Float[Tensor, "*batch n dims"], offsets: Int[Tensor, " count+1"] | None
+) -> tuple[Float[Tensor, "rows 3"], Int[Tensor, " count+1"] | None, int]:
+    """One cloud, a dense batch or a ragged one in the form that backends know: with offsets and their count.
 
     Points in the plane get a third coordinate of 0.
     """
-    if query_offsets is not None:
-        query_offsets = as_dtype(query_offsets, torch.int32)
-        reference_offsets = as_dtype(reference_offsets, torch.int32)
-        count = query_offsets.shape[0] - 1
-    else:
-        count = query_points.shape[0] or 1 if query_points.ndim == 3 else 1  # a batch of none is an empty one
-    return Clouds(packed(query_points), query_offsets, packed(reference_points), reference_offsets, count)
+    if offsets is not None:
+        return packed(points), as_dtype(offsets, torch.int32), offsets.shape[0] - 1
+    return packed(points), None, points.shape[0] or 1 if points.ndim == 3 else 1  # a batch of none is empty
 
 
 def checked_clouds(
@@ -59,7 +52,7 @@ def checked_clouds(
     """The packed points of a call, after its checks."""
     arguments.check_points(query_points, reference_points, in_space)
     arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-    return pack(query_points, reference_points, query_offsets, reference_offsets)
+    return Clouds(*pack(query_points, query_offsets)[:2], *pack(reference_points, reference_offsets))
 
 
 def packed(points: Tensor) -> Tensor:
@@ -75,35 +68,35 @@ def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
     return values if values.dtype == dtype else values.to(dtype)
 
 
-def rows_in_packed(indices: Tensor, references: int, clouds: Tensor | None, missing: int = -1) -> Tensor:
+def rows_in_packed(
+    indices: Tensor, points: Tensor, row_splits: Tensor | None = None, missing: int = -1
+) -> Tensor:
     """Rows of the packed points for indices into clouds of a dense batch; ``missing`` for what is no row.
 
-    ``references`` is how many points each cloud has. ``clouds`` says which one each index is of, in a shape
-    that goes with theirs; None: all are of one cloud, or packed.
+    Indices are (..., Q, k), or of a list with its ``row_splits``, whose queries count through the clouds.
     """
-    exists = (indices >= 0) & (indices < references)
-    rows = indices if clouds is None else indices + (clouds * references).to(indices.dtype)
+    exists = (indices >= 0) & (indices < points.shape[-2])
+    clouds = _dense_clouds(points, indices, row_splits)
+    rows = indices if clouds is None else indices + (clouds * points.shape[-2]).to(indices.dtype)
     return torch.where(exists, rows, missing)
 
 
-def rows_in_cloud(rows: Tensor, references: int, clouds: Tensor | None) -> Tensor:
+def rows_in_cloud(rows: Tensor, points: Tensor, row_splits: Tensor | None = None) -> Tensor:
     """The inverse of :func:`rows_in_packed`."""
+    clouds = _dense_clouds(points, rows, row_splits)
     if clouds is None:
         return rows
-    return torch.where(rows >= 0, rows - (clouds * references).to(rows.dtype), -1)
+    return torch.where(rows >= 0, rows - (clouds * points.shape[-2]).to(rows.dtype), -1)
 
 
-def dense_clouds(points: Tensor, row_splits: Tensor | None = None, slots: int = 0) -> Tensor | None:
-    """The cloud of each row of lists (B, Q, k) over a dense batch, (B, 1, 1); None for one cloud.
-
-    With ``row_splits`` that of each slot of a list, (slots,).
-    """
+def _dense_clouds(points: Tensor, rows: Tensor, row_splits: Tensor | None) -> Tensor | None:
+    """The number of each row's cloud, in a shape that goes with the rows; None if there is only one."""
     if points.ndim == 2 or points.shape[0] == 1:
         return None
     if row_splits is None:
         return torch.arange(points.shape[0], device=points.device)[:, None, None]
     queries = (row_splits.shape[0] - 1) // max(1, points.shape[0])
-    return queries_of(row_splits, slots) // max(1, queries)
+    return queries_of(row_splits, len(rows)) // max(1, queries)
 
 
 def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:

@@ -71,7 +71,7 @@ def with_gradient(
 ) -> Float[Tensor, "*pairs"]:
     """The same distances, differentiable twice in the points if these can get a gradient."""
     points = clouds.query_points, clouds.reference_points
-    needed = torch.is_grad_enabled() and any(p.requires_grad for p in points)
+    needed = torch.is_grad_enabled() and (points[0].requires_grad or points[1].requires_grad)
     if not needed and not is_transforming():
         return distances
     return _distances(*points, distances, rows, row_splits, list(box.lengths) if box else [])

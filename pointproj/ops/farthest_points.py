@@ -15,6 +15,7 @@ from pointproj.ops import arguments
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import packed
 from pointproj.ops.pairs import cloud_numbers
+from pointproj.ops.reference import squared_lengths
 from pointproj.ops.registry import choose, modules
 
 
@@ -96,8 +97,7 @@ def _compare_all(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: 
     rows, chosen = starts, []
     for _ in range(steps):
         chosen.append(torch.where(occupied, rows, -1))
-        first, *others = (axis * axis for axis in (points - points[rows][cloud]).unbind(-1))
-        squared = sum(others, first)  # one after the other, as every backend adds them up
+        squared = squared_lengths(points - points[rows][cloud])
         nearest = torch.where(squared < nearest, squared, nearest)
         most = nearest.new_full((clouds,), -torch.inf).scatter_reduce(0, cloud, nearest, "amax")
         candidates = torch.where(nearest == most[cloud], numbers, len(points))

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments, brute_force
-from pointproj.ops.clouds import as_dtype, checked_clouds, dense_clouds, rows_in_cloud, rows_in_packed
+from pointproj.ops.clouds import as_dtype, checked_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.distances import distances_of, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import periodic_box
@@ -87,8 +87,7 @@ def knn(
     arguments.check_k(k, reference_points)
     if max_radius is not None:
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
-    arguments.check_box(box, max_radius, reference_points, inside=index is not None)
-    periodic = periodic_box(box)
+    periodic = periodic_box(box, max_radius, reference_points, inside=index is not None)
     arguments.check_index_dtype(index_dtype)
     if query_points.shape[-1] > 3:
         brute_force.check_backend(backend, index=index, box=box)
@@ -109,8 +108,7 @@ def knn(
     if query_points.ndim == 2:
         return distances, rows
     shape = *query_points.shape[:-1], k
-    rows = rows_in_cloud(rows.view(shape), reference_points.shape[-2], dense_clouds(reference_points))
-    return distances.view(shape), rows
+    return distances.view(shape), rows_in_cloud(rows.view(shape), reference_points)
 
 
 def knn_aggregate(
@@ -182,30 +180,28 @@ def knn_aggregate(
         raise ValueError(
             'kernel="compact" ends at max_radius, which is missing: give it in units of the points'
         )
-    dtype = _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
-    module, tables = choose_backend(backend, None, index, reference_points, clouds)
-    rows = None
-    if neighbor_indices is not None:
-        references, dense = reference_points.shape[-2], dense_clouds(reference_points)
-        rows = rows_in_packed(neighbor_indices, references, dense).to(torch.int32).reshape(-1, int(k))
-        distances = distances_of(clouds.detached(), rows)
-    elif max_radius is not None or reference_weights is not None:
-        distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
-    if max_radius is not None:
-        rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
-    if neighbor_indices is not None or reference_weights is not None:
-        rows = _nearest_in_front(rows, distances, reference_weights)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), max_radius or torch.inf)
 
     def aggregate(summands: Summands) -> Tensor:
-        if rows is None:
+        module, tables = choose_backend(backend, None, index, reference_points, clouds)
+        if neighbor_indices is not None:
+            rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
+            distances = distances_of(clouds.detached(), rows)
+        elif max_radius is not None or reference_weights is not None:
+            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
+        else:
             return module.knn_aggregate(clouds, tables, summands, int(k))
+        if max_radius is not None:
+            rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
+        if neighbor_indices is not None or reference_weights is not None:
+            rows = _nearest_in_front(rows, distances, reference_weights)
         return module.aggregate_neighbors(clouds, summands, rows)
 
-    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
+    weighting = Weighting(kernel, reduce, power, eps, max_radius or torch.inf)
+    return _aggregated(
+        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
+    )
 
 
 def radius_aggregate(
@@ -251,42 +247,37 @@ def radius_aggregate(
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     radius = arguments.checked_radius(radius, query_points.dtype)
-    dtype = _check_values(features, reference_points, sigma, reference_weights)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, dtype)
-    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
-    weighting = Weighting(kernel, reduce, float(power), float(eps), radius)
 
     def aggregate(summands: Summands) -> Tensor:
+        module, tables = choose_backend(backend, radius, index, reference_points, clouds)
         return module.radius_aggregate(clouds, tables, summands, radius)
 
-    return _aggregated(aggregate, query_points, features, dtype, sigma, weighting, reference_weights)
-
-
-def _check_values(
-    features: Tensor, reference_points: Tensor, sigma: float | Tensor, reference_weights: Tensor | None
-) -> torch.dtype:
-    """The dtype that sums run in."""
-    arguments.check_features(features, reference_points)
-    dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
-    arguments.check_sigma(sigma, reference_points, dtype)
-    arguments.check_reference_weights(reference_weights, features)
-    return dtype
+    weighting = Weighting(kernel, reduce, power, eps, radius)
+    return _aggregated(
+        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
+    )
 
 
 def _aggregated(
     aggregate: Callable[[Summands], Tensor],
     query_points: Tensor,
+    reference_points: Tensor,
     features: Tensor,
-    dtype: torch.dtype,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
     """What ``aggregate`` makes of packed features, (Q, C), as (..., Q, C) in the features' own dtype.
 
-    Sums run in ``dtype``. Weights of the reference points multiply the features. A mean is then the sum of
-    these divided by that of the weights: both are of one call, with the weights as one more channel.
+    What it sums up is checked first: ``aggregate`` may have to build a backend. Weights of the reference
+    points multiply the features. A mean is then the sum of these divided by that of the weights: both are of
+    one call, with the weights as one more channel.
     """
+    arguments.check_features(features, reference_points)
+    dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
+    arguments.check_sigma(sigma, reference_points, dtype)
+    arguments.check_reference_weights(reference_weights, features)
+    weighting = arguments.checked_weighting(weighting, REDUCTIONS, dtype)
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:

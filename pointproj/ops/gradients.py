@@ -134,15 +134,14 @@ def aggregate_second_backward(
 def first_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of a function's inputs for the upstream ``grad``, None where not needed."""
+    """Gradients of a function's inputs for the upstream ``grad``, None where not needed or always 0."""
     with recording():
         leaves = [v.detach().requires_grad_(need) for v, need in zip(inputs, needs, strict=True)]
         result = function(*leaves)
-        if not result.requires_grad:  # what is needed is not among what it depends on
-            return tuple(torch.zeros_like(v) if need else None for v, need in zip(inputs, needs, strict=True))
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        made = iter(torch.autograd.grad(result, wanted, grad, materialize_grads=True))
-        return tuple(next(made) if need else None for need in needs)
+        made = torch.autograd.grad(result, wanted, grad, allow_unused=True) if result.requires_grad else ()
+    found = iter(made)
+    return tuple(next(found, None) if need else None for need in needs)
 
 
 def second_gradients(
@@ -178,11 +177,8 @@ def _functions(
     """The chunks, with each one's function of the differentiable inputs, and their values."""
     weighting, values = record_of(Weighting, inputs), [inputs[name] for name in DIFFERENTIABLE]
     for chunk in chunks(inputs):
-        yield (
-            chunk,
-            partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting),
-            chunk.parts(values),
-        )
+        function = partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting)
+        yield chunk, function, chunk.parts(values)
 
 
 def _add(values: Sequence[Tensor | None], into: Sequence[Tensor]) -> None:

@@ -86,21 +86,20 @@ def build_index(
     if radius is not None:
         radius = arguments.checked_radius(radius, reference_points.dtype)
     operator = "knn" if radius is None else "radius"
-    packed = pack(reference_points, reference_points, reference_offsets, reference_offsets)
+    points, offsets, count = pack(reference_points.detach(), reference_offsets)
     name = choose(backend, reference_points.device.type, operator)
-    points = packed.reference_points.detach(), packed.reference_offsets, packed.count
     # Outside of inference mode: what it makes is of no use to a later call that is differentiated. What is
     # being compiled cannot ask for it.
     inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
     with torch.inference_mode(False) if inference else contextlib.nullcontext():
         module = modules[name]
-        tables = {"knn": module.build_index(*points, radius if module.ONE_INDEX else None)}
+        tables = {"knn": module.build_index(points, offsets, count, radius if module.ONE_INDEX else None)}
         if module.ONE_INDEX:
             tables["radius"] = tables["knn"]
         elif radius is not None:
-            tables["radius"] = module.build_index(*points, radius)
+            tables["radius"] = module.build_index(points, offsets, count, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
-    return Index(name, shape, dtype, device, packed.count, tables)
+    return Index(name, shape, dtype, device, count, tables)
 
 
 def choose_backend(
@@ -108,8 +107,8 @@ def choose_backend(
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index for this search, if it has them.
 
-    With an index, ``backend="auto"`` means the index's own. ``radius`` is that of the search, None for kNN.
-    ``clouds`` are the packed points.
+    An index must be of this backend, and for points like these; ``backend="auto"`` means the index's own.
+    ``radius`` is that of the search, None for kNN. ``clouds`` are the packed points.
     """
     if index is not None and not isinstance(index, Index):
         raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
@@ -118,22 +117,16 @@ def choose_backend(
     name = choose(asked_for, reference_points.device.type, search)
     if index is None:
         return modules[name], None
-    _check_index(index, name, reference_points, clouds.count)
-    return modules[name], index.tables.get(search)
-
-
-def _check_index(index: Index, backend: str, reference_points: Tensor, clouds: int) -> None:
-    """An index built by this backend, for points like these."""
-    if index.backend != backend:
-        raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {backend!r}")
+    if index.backend != name:
+        raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {name!r}")
     if index.shape != tuple(reference_points.shape) or index.dtype != reference_points.dtype:
         raise ValueError(
             f"the index was built for points of shape {index.shape}, {index.dtype}; "
             f"got {tuple(reference_points.shape)}, {reference_points.dtype}: build one for these points"
         )
-    if index.clouds != clouds:
+    if index.clouds != clouds.count:
         raise ValueError(
-            f"the index was built for {index.clouds} cloud(s), these points hold {clouds}: "
+            f"the index was built for {index.clouds} cloud(s), these points hold {clouds.count}: "
             "give build_index the reference_offsets of the call"
         )
     if index.device != reference_points.device:
@@ -141,3 +134,4 @@ def _check_index(index: Index, backend: str, reference_points: Tensor, clouds: i
             f"the index was built on {index.device}, the points are on {reference_points.device}: "
             "build one there"
         )
+    return modules[name], index.tables.get(search)

@@ -5,12 +5,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import as_dtype, dense_clouds, queries_of, rows_in_packed, rows_of, spread
+from pointproj.ops.clouds import as_dtype, queries_of, rows_in_packed, rows_of, spread
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
-from pointproj.ops.weighted_sums import SPARE, rows_or_spare, weighted_sums
+from pointproj.ops.weighted_sums import weighted_sums
 
 REDUCTIONS = ("mean", "sum", "max")
+SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 
 
 def aggregate(
@@ -64,7 +65,7 @@ def aggregate(
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
     arguments.check_pair_weights(weights, neighbors.indices, features)
     sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
-    arguments.check_weighting(kernel, reduce, power, eps, REDUCTIONS, sums)
+    weighting = arguments.checked_weighting(Weighting(kernel, reduce, power, eps), REDUCTIONS, sums)
     arguments.check_sigma(sigma, neighbors.indices, sums)
     arguments.check_reference_weights(reference_weights, features)
     clouds = features.shape[:-2]
@@ -78,12 +79,13 @@ def aggregate(
     if reference_weights is not None:
         own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
     if weights is not None:
-        weights = weights if weights.ndim > neighbors.indices.ndim else weights[..., None]
-        weights = pairs.masked(weights.to(dtype))
+        channels = weights.shape[-1] if weights.ndim > neighbors.indices.ndim else 1
+        weights = torch.where(pairs.exists, weights.to(dtype).reshape(*pairs.rows.shape, channels), 0.0)
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-        weighting = Weighting(kernel, reduce, float(power), float(eps), _support(kernel, neighbors, pairs))
+        if kernel == "compact":
+            weighting = weighting._replace(support=_support(neighbors, pairs))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
     if own is not None:
         weights = own if weights is None else weights * own
@@ -102,16 +104,16 @@ def aggregate(
     return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
-def _support(kernel: str, neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
+def _support(neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
     """The radius at each pair."""
-    if kernel == "compact" and neighbors.radius is None:
+    if neighbors.radius is None:
         raise ValueError(
             'kernel="compact" ends at the radius of the list, which it does not have: make it with '
             "radius_neighbors, or give Neighbors(..., radius=)"
         )
     if isinstance(neighbors.radius, Tensor):
         return pairs.of_pairs(neighbors.radius.reshape(-1))
-    return torch.inf if neighbors.radius is None else neighbors.radius
+    return neighbors.radius
 
 
 def packed_rows(
@@ -119,9 +121,9 @@ def packed_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
     splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows, clouds = neighbors.indices, dense_clouds(points, splits, len(neighbors.indices))
-    if clouds is not None or missing != -1:  # that is what lists have
-        rows = rows_in_packed(rows, points.shape[-2], clouds, missing)
+    rows = neighbors.indices
+    if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
+        rows = rows_in_packed(rows, points, splits, missing)
     return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits
 
 
@@ -136,7 +138,6 @@ class Pairs:
         self.exists = (rows < missing)[..., None]
         self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
         if row_splits is not None:
-            self.rows_of_sums = max(1, self.queries)
             # Unused slots add nothing to any query.
             query = queries_of(row_splits, len(rows))
             self.query = spread(query, self.exists[:, 0], self.queries)
@@ -154,7 +155,7 @@ class Pairs:
         if terms.shape[-1] == 1:
             none = self.exists[:, 0].logical_not().long()
             return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
-        into = terms.new_zeros(self.rows_of_sums, terms.shape[1])
+        into = terms.new_zeros(max(1, self.queries), terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
     def largest(self, terms: Tensor) -> Tensor:
@@ -168,17 +169,17 @@ class Pairs:
         none = -torch.inf if reduce == "amax" else torch.inf
         if self.row_splits is None:
             return getattr(terms, reduce)(1) if terms.shape[1] else terms.sum(1) + none
-        into = terms.new_full((self.rows_of_sums, terms.shape[1]), none)
+        into = terms.new_full((max(1, self.queries), terms.shape[1]), none)
         return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
 
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
         padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
-        return rows_of(padded, rows_or_spare(self.rows, values.shape[0]))
-
-    def masked(self, weights: Tensor) -> Tensor:
-        """Weights (..., 1 or C), 0 where there is no pair."""
-        return torch.where(self.exists, weights.reshape(*self.rows.shape, weights.shape[-1]), 0.0)
+        rows, count = self.rows, values.shape[0]
+        if rows.is_cuda:
+            numbers = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
+            rows = torch.where(rows < count, rows, count + (numbers & (SPARE - 1)))
+        return rows_of(padded, rows)
 
     def kernel_weights(
         self, distances: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None

@@ -10,12 +10,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, dense_clouds, queries_of, rows_in_cloud
+from pointproj.ops.clouds import Clouds, checked_clouds, queries_of, rows_in_cloud
 from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import PeriodicBox, periodic_box
 from pointproj.ops.registry import Backend, Tables
-from pointproj.ops.rounding import radius_in_range
 
 
 class Neighbors(NamedTuple):
@@ -133,14 +132,15 @@ def radius_neighbors(
         If ``backend`` names one that cannot run here.
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
-    arguments.check_radii(radius, query_points)
+    radii = arguments.checked_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
-    arguments.check_box(box, radius, reference_points, inside=index is not None)
-    periodic, size = periodic_box(box), reference_points.shape[-2]
+    periodic = periodic_box(box, radius, reference_points, inside=index is not None)
     module, tables = choose_backend(backend, radius, index, reference_points, clouds)
     points = clouds.detached()
     searched = points if periodic is None else periodic.clouds(points)
-    radii, row_splits, delta = _radii(radius, points, periodic), None, None
+    if periodic is not None and isinstance(radii, Tensor):
+        radii = radii.repeat_interleave(periodic.images)
+    row_splits = delta = None
     if max_neighbors is not None:
         search = partial(module.radius_search, searched, tables, radii)
         distances, rows, counts = _padded(search, points, periodic, int(max_neighbors))
@@ -158,21 +158,12 @@ def radius_neighbors(
         delta = torch.where(rows[..., None] >= 0, differences(clouds, rows, row_splits, periodic), 0.0)
         delta = delta[..., : query_points.shape[-1]]
     if row_splits is not None:
-        rows = rows_in_cloud(rows, size, dense_clouds(reference_points, row_splits, len(rows)))
+        rows = rows_in_cloud(rows, reference_points, row_splits)
         return NeighborList(row_splits, rows, distances, total, delta, radius)
     shape = *query_points.shape[:-1], int(max_neighbors)
-    rows = rows_in_cloud(rows.view(shape), size, dense_clouds(reference_points))
+    rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-
-
-def _radii(radius: float | Tensor, points: Clouds, periodic: PeriodicBox | None) -> float | Tensor:
-    """The radius as backends take it, one for all queries or one for each of their images."""
-    if not isinstance(radius, Tensor):
-        return radius_in_range(radius, points.query_points.dtype)
-    # Values on a GPU were not checked: those that are no radius find nothing, or all points.
-    radius = radius.detach().reshape(-1).nan_to_num(0.0, torch.finfo(radius.dtype).max, 0.0).clamp(min=0.0)
-    return radius.repeat_interleave(periodic.images) if periodic else radius.contiguous()
 
 
 def _padded(
@@ -207,6 +198,5 @@ def _counted(
         largest = radii
         if isinstance(radii, Tensor):
             largest = radii.amax() if radii.shape[0] else radii.new_ones(())
-        points = searched.reference_points, searched.reference_offsets, searched.count
-        tables = module.build_index(*points, largest)
+        tables = module.build_index(*searched[2:], largest)  # reference points, their offsets, and the count
     return tables, int(module.radius_list(searched, tables, radii, 0)[0][-1])

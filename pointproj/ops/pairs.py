@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,47 +10,30 @@ from torch import Tensor
 from pointproj.ops.clouds import Clouds, chunks_of
 from pointproj.ops.gradients import Chunk, ListedNeighbors, MaskedNeighbors
 from pointproj.ops.records import record_of
-from pointproj.ops.reference import squared_distances
+from pointproj.ops.reference import radii_of, squared_distances
 from pointproj.ops.rounding import largest_squares_within
 
 # What a chunk may hold: cache on a CPU, 64 MiB of fp32 on a GPU.
 PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 
 
-class Pairs(NamedTuple):
-    """A chunk of queries and the reference points that may be their neighbours."""
+def pairs_of_clouds(clouds: Clouds) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """All pairs of equal clouds, in chunks of queries and reference points.
 
-    query: slice
-    reference: slice
-    same_cloud: Tensor | None  # (m, n); None: all pairs are of one cloud
-
-
-def pairs_of_clouds(
-    query_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_points: Tensor,
-    reference_offsets: Tensor | None,
-    clouds: int,
-) -> Iterator[Pairs]:
-    """All pairs of equal clouds, in chunks.
-
-    Offsets on a GPU cannot be read without waiting for it; there all pairs are formed and masked.
+    Offsets on a GPU cannot be read without waiting for it; there all pairs are formed, and the last value,
+    else None, says which (m, n) are of one cloud.
     """
-    sizes = len(query_points), len(reference_points)
-    offsets = query_offsets, reference_offsets
-    if all(map(_can_be_read, offsets)):
-        ends = [rows_of_clouds(o, n, clouds) for o, n in zip(offsets, sizes, strict=True)]
-        for (q0, q1), (r0, r1) in zip(*ends, strict=True):
-            if q1 > q0 and r1 > r0:
-                rows = _rows_at_once(reference_points, r1 - r0)
-                yield from (
-                    Pairs(slice(q, min(q + rows, q1)), slice(r0, r1), None) for q in range(q0, q1, rows)
-                )
-        return
-    ids = [cloud_numbers(o, n, clouds, query_points.device) for o, n in zip(offsets, sizes, strict=True)]
-    rows = _rows_at_once(reference_points, sizes[1])
-    for q in range(0, sizes[0], rows):
-        yield Pairs(slice(q, q + rows), slice(0, sizes[1]), ids[0][q : q + rows, None] == ids[1])
+    sides, numbers = (clouds[:2], clouds[2:4]), None  # points and offsets
+    if all(_can_be_read(offsets) for _, offsets in sides):
+        ends = [rows_of_clouds(offsets, len(points), clouds.count) for points, offsets in sides]
+    else:
+        ends = [[(0, len(points))] for points, _ in sides]
+        numbers = [cloud_numbers(offsets, len(p), clouds.count, p.device) for p, offsets in sides]
+    for (q0, q1), (r0, r1) in zip(*ends, strict=True):
+        rows = max(1, PAIRS_AT_ONCE[clouds.query_points.device.type] // max(1, r1 - r0))
+        for first in range(q0, q1, rows) if r1 > r0 else ():
+            query = slice(first, min(first + rows, q1))
+            yield query, slice(r0, r1), numbers and numbers[0][query, None] == numbers[1]
 
 
 def _can_be_read(offsets: Tensor | None) -> bool:
@@ -64,10 +47,6 @@ def rows_of_clouds(offsets: Tensor | None, size: int, clouds: int) -> list[tuple
     return list(itertools.pairwise(offsets.tolist()))
 
 
-def _rows_at_once(reference_points: Tensor, references: int) -> int:
-    return max(1, PAIRS_AT_ONCE[reference_points.device.type] // max(1, references))
-
-
 def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.device) -> Tensor:
     """The cloud of each of so many packed points, (size,) int64."""
     rows = torch.arange(size, device=device)
@@ -78,8 +57,8 @@ def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.
 
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
-    for pairs, _, is_neighbor in masks_within(record_of(Clouds, inputs), inputs["radius"]):
-        yield Chunk(pairs.query, pairs.reference, MaskedNeighbors(is_neighbor))
+    for query, reference, _, is_neighbor in masks_within(record_of(Clouds, inputs), inputs["radius"]):
+        yield Chunk(query, reference, MaskedNeighbors(is_neighbor))
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
@@ -90,21 +69,12 @@ def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
         yield Chunk(query, slice(None), neighbors)
 
 
-def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[Pairs, Tensor, Tensor]]:
+def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
     """Chunks of pairs, their squared distances (m, n), and which of them are within the radius."""
     limits = largest_squares_within(radii_of(radius, clouds.query_points))
-    for pairs in pairs_of_clouds(*clouds):
-        squared = squared_distances(
-            clouds.query_points[pairs.query], clouds.reference_points[pairs.reference]
-        )
-        is_neighbor = squared <= (limits[pairs.query] if len(limits) > 1 else limits)[:, None]
-        if pairs.same_cloud is not None:
-            is_neighbor &= pairs.same_cloud
-        yield pairs, squared, is_neighbor
-
-
-def radii_of(radius: float | Tensor, query_points: Tensor) -> Tensor:
-    """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
-    if isinstance(radius, Tensor):
-        return radius
-    return torch.full((1,), radius, dtype=query_points.dtype, device=query_points.device)
+    for query, reference, same_cloud in pairs_of_clouds(clouds):
+        squared = squared_distances(clouds.query_points[query], clouds.reference_points[reference])
+        is_neighbor = squared <= (limits[query] if len(limits) > 1 else limits)[:, None]
+        if same_cloud is not None:
+            is_neighbor &= same_cloud
+        yield query, reference, squared, is_neighbor

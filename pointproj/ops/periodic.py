@@ -6,12 +6,15 @@ one of these images, so that every backend searches a periodic box as it searche
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pointproj.ops import arguments
 from pointproj.ops.clouds import Clouds, queries_of, rows_of
+from pointproj.ops.reference import squared_lengths
 
 
 class PeriodicBox(NamedTuple):
@@ -64,10 +67,10 @@ class PeriodicBox(NamedTuple):
         """
         rows = rows.view(-1, self.images * rows.shape[1]).sort(1).values
         delta = clouds.query_points[:, None] - rows_of(clouds.reference_points, rows.clamp(min=0))
-        x, y, z = self.minimum_image(delta).square().unbind(-1)
+        squared = squared_lengths(self.minimum_image(delta))
         missing = rows < 0
         missing[:, 1:] |= rows[:, 1:] == rows[:, :-1]
-        squared, order = (x + y + z).masked_fill(missing, torch.inf).sort(dim=1, stable=True)
+        squared, order = squared.masked_fill(missing, torch.inf).sort(dim=1, stable=True)
         return torch.where(squared.isfinite(), rows.gather(1, order), -1)[:, :k]
 
     def merged_list(self, row_splits: Tensor, rows: Tensor, references: int) -> tuple[Tensor, Tensor]:
@@ -79,10 +82,13 @@ class PeriodicBox(NamedTuple):
         return merged, torch.where(keys < last, keys % max(1, references), -1)
 
 
-def periodic_box(box: tuple[float, ...] | None) -> PeriodicBox | None:
-    """The box of checked lengths; in the plane, z is not periodic."""
+def periodic_box(
+    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
+) -> PeriodicBox | None:
+    """The box of a call, after its checks; in the plane, z is not periodic."""
     if box is None:
         return None
+    arguments.check_box(box, radius, points, inside)
     return PeriodicBox((*(float(length) for length in box), math.inf)[:3])
 
 

@@ -19,7 +19,7 @@ FIELDS: dict[type, dict[str, Any]] = {
         "reference_offsets": Tensor | None,
         "clouds": int,
     },
-    Weighting: {"kernel": str, "reduce": str, "power": float, "eps": float, "support": float},
+    Weighting: Weighting.__annotations__,
 }
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
-from pointproj.ops.rounding import largest_square_within, largest_squares_within, rounded_root
+from pointproj.ops.rounding import largest_squares_within, radius_in_range, rounded_root
 
 PAIRS_AT_ONCE = 2**22
 
@@ -142,11 +142,16 @@ def within(
 
     :mod:`pointproj.ops.rounding` says what that means to the last bit.
     """
+    limits = largest_squares_within(radii_of(radius, query_points))
+    return squared_distances(query_points, reference_points) <= limits.reshape(-1, 1)
+
+
+def radii_of(radius: float | Float[Tensor, " q"], query_points: Float[Tensor, "q 3"]) -> Float[Tensor, " r"]:
+    """The radius of each query, (Q,), or one for all of them, (1,), in the points' dtype."""
     if isinstance(radius, Tensor):
-        limit = largest_squares_within(radius).reshape(-1, 1)
-    else:
-        limit = largest_square_within(radius, query_points.dtype)
-    return squared_distances(query_points, reference_points) <= limit
+        return radius
+    number = radius_in_range(radius, query_points.dtype)
+    return torch.full((1,), number, dtype=query_points.dtype, device=query_points.device)
 
 
 @torch.no_grad()
@@ -171,8 +176,13 @@ def length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
 
 def rounded_length(delta: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs"]:
     """The root of :func:`squared_distances`, to the last bit, of differences that are known."""
-    x, y, z = delta.square().unbind(-1)
-    return rounded_root(x + y + z)
+    return rounded_root(squared_lengths(delta))
+
+
+def squared_lengths(delta: Float[Tensor, "*pairs d"]) -> Float[Tensor, "*pairs"]:
+    """dx dx + dy dy + ..., rounded after every operation in this order."""
+    first, *rest = delta.square().unbind(-1)
+    return sum(rest, first)
 
 
 def safe_sqrt(squared: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -22,7 +22,6 @@ from torch.nn.functional import embedding_bag, pad
 from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed, torch_op
 from pointproj.ops.clouds import chunks_of, queries_of
 
-SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
 
 
@@ -94,14 +93,6 @@ def _sums_of_runs(values: Tensor, rows: Tensor, weights: Tensor, starts: Tensor)
     offsets = torch.cat([starts, total + (len(rows) - total) * part // REST])
     sums = embedding_bag(rows, values, offsets=offsets, per_sample_weights=weights, mode="sum")
     return sums[: len(starts) - 1].clone()
-
-
-def rows_or_spare(rows: Tensor, count: int) -> Tensor:
-    """Rows, and for those that are ``count`` one of the ``SPARE`` rows from there on; on a CPU the first."""
-    if not rows.is_cuda:
-        return rows
-    number = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
-    return torch.where(rows < count, rows, count + (number & (SPARE - 1)))
 
 
 def _product_sums(

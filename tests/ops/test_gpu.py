@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops.cases import Case, Problem, clustered, itself
+from pointproj.ops.cases import Case, Problem, clustered
 from tests.conftest import Where
-from tests.ops.cases import by_id, uniform
+from tests.ops.cases import by_id, itself, uniform
 from tests.oracle import INPUTS, Probe, assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])

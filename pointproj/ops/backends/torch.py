@@ -17,9 +17,9 @@ from pointproj.ops.gradients import (
     aggregate_backward,
     second_backward_over,
 )
-from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds, radii_of
+from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
 from pointproj.ops.records import FIELDS, fields_apart
-from pointproj.ops.reference import Weighting, squared_distances
+from pointproj.ops.reference import Weighting, radii_of, squared_distances
 from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
 
@@ -69,7 +69,7 @@ def radius_list(
 def _search_body(clouds: Clouds, k: int) -> tuple[Tensor]:
     query_points, reference_points = clouds.query_points, clouds.reference_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
-    for query, reference, same_cloud in pairs_of_clouds(*clouds):
+    for query, reference, same_cloud in pairs_of_clouds(clouds):
         squared = squared_distances(query_points[query], reference_points[reference])
         if same_cloud is not None:
             squared.masked_fill_(~same_cloud, torch.inf)
@@ -108,11 +108,11 @@ def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, 
     query_points = clouds.query_points
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     counts = query_points.new_zeros(len(query_points), dtype=torch.int64)
-    for pairs, squared, is_neighbor in masks_within(clouds, radii):
+    for query, reference, squared, is_neighbor in masks_within(clouds, radii):
         squared.masked_fill_(~is_neighbor, torch.inf)
-        rows = nearest_rows(squared, min(k, squared.shape[1]), pairs.reference.start)
-        found[pairs.query, : rows.shape[1]] = rows
-        counts[pairs.query] = is_neighbor.sum(1)
+        rows = nearest_rows(squared, min(k, squared.shape[1]), reference.start)
+        found[query, : rows.shape[1]] = rows
+        counts[query] = is_neighbor.sum(1)
     return distances_of(clouds, found), found, counts
 
 
@@ -120,15 +120,15 @@ def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, 
 def _radius_list_body(clouds: Clouds, radii: Tensor, capacity: int) -> tuple[Tensor, Tensor, Tensor]:
     query_points = clouds.query_points
     row_splits = query_points.new_zeros(len(query_points) + 1, dtype=torch.int64)
-    for pairs, _, is_neighbor in masks_within(clouds, radii):
-        row_splits[1:][pairs.query] = is_neighbor.sum(1)
+    for query, _, _, is_neighbor in masks_within(clouds, radii):
+        row_splits[1:][query] = is_neighbor.sum(1)
     row_splits.cumsum_(0)
     found = query_points.new_full((capacity + 1,), -1, dtype=torch.int64)  # the last slot takes all others
     distances = query_points.new_full((capacity + 1,), torch.inf)
-    for pairs, squared, is_neighbor in masks_within(clouds, radii):
-        slots = row_splits[:-1][pairs.query][:, None] + is_neighbor.cumsum(1) - 1
+    for query, reference, squared, is_neighbor in masks_within(clouds, radii):
+        slots = row_splits[:-1][query][:, None] + is_neighbor.cumsum(1) - 1
         slots = torch.where(is_neighbor, slots, capacity).clamp_(max=capacity).flatten()
-        rows = torch.arange(pairs.reference.start, pairs.reference.stop, device=slots.device)
+        rows = torch.arange(reference.start, reference.stop, device=slots.device)
         found.scatter_(0, slots, rows.expand_as(squared).flatten())
         distances.scatter_(0, slots, rounded_root(squared).flatten())
     return row_splits, found[:capacity].clone(), distances[:capacity].clone()
