@@ -30,7 +30,7 @@ def defective_surface(
         shells = [piece for shell in shells for piece in _walled(shell, rng)]
     copies = rng.uniform(0.0, 1.0) if rng.chance(0.7) else 0.0
     flips = rng.uniform(0.0, 0.5) if rng.chance(0.7) else 0.0
-    triangles = np.concatenate([_relisted(_triangles(shell), copies, flips, rng) for shell in shells])
+    triangles = np.concatenate([_listed(shell, copies, flips, rng) for shell in shells])
     if rng.chance(0.5):
         triangles = _split_one_sided(triangles, rng.uniform(0.0, 0.2), rng)
     if rng.chance(0.5):
@@ -44,11 +44,6 @@ def defective_surface(
     return vertices, faces.reshape(-1, 3).astype(np.int64)
 
 
-def _triangles(shell: Manifold) -> Triangles:
-    mesh = shell.to_mesh()
-    return mesh.vert_properties[:, :3].astype(np.float64)[mesh.tri_verts]
-
-
 def _walled(shell: Manifold, rng: Rng) -> Parts:
     """Split a solid by a plane: each half has a wall there, and the two walls coincide inside the solid."""
     if not rng.chance(0.3):
@@ -60,8 +55,10 @@ def _walled(shell: Manifold, rng: Rng) -> Parts:
     return [half for half in halves if not half.is_empty()]
 
 
-def _relisted(triangles: Triangles, copies: float, flips: float, rng: Rng) -> Triangles:
-    """List faces twice and flip faces, whole shells or single ones."""
+def _listed(shell: Manifold, copies: float, flips: float, rng: Rng) -> Triangles:
+    """Faces of a solid, some of them or all twice, some of them or all flipped."""
+    mesh = shell.to_mesh()
+    triangles = mesh.vert_properties[:, :3].astype(np.float64)[mesh.tri_verts]
     whole = rng.chance(0.5)
     again = rng.random(len(triangles)) < copies
     if whole:
