@@ -4,12 +4,11 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from pointproj.data.furniture.outlines import SIDES, Range, about, beside, limits, rectangle, superellipse
+from pointproj.data.furniture.outlines import SIDES, about, beside, circle, limits, rectangle, superellipse
 from pointproj.data.furniture.parts import HANDLES, LEGS, Parts, Rng, drawer_fronts, four_legs, support
 from pointproj.data.furniture.solids import bar, box, rod, rounded_box, slab, turned
 
 _UNDER = ("legs", "plinth", "panels", "frames", "crossed")
-_DOOR_OVERLAP = 0.002  # metres by which a door overlaps with the boards around it
 
 
 def table(rng: Rng) -> Parts:
@@ -67,8 +66,7 @@ def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
         return
     arms = rng.integers(3, 5)
     yield bar(0, 0, (0.08, under + 0.01), column)
-    for angle in 2 * np.pi * (np.arange(arms) + 0.5) / arms:
-        tip = 0.8 * extent * np.array([np.cos(angle), np.sin(angle)])
+    for tip in 0.8 * extent * circle(arms, 0.5):
         yield rod((0, 0, 0.16), (*tip, 0.035), 0.045, 0.035, sides=12)
         yield rod((0, 0, under - 0.1), (*(0.7 * tip), under + 0.01), 0.04, 0.03, sides=12)
 
@@ -360,27 +358,23 @@ def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> P
     yield from [box(half_x, half_y, about(z, board / 2)) for z in edges_z]
     if rng.chance(0.85):
         yield box(half_x, (half_y - board, half_y), (clear, height))
+    door = (-half_y - board, -half_y + 0.002)  # overlaps with the boards around it
     usual, other = (rng.pick("open", "door", "drawer", "pulled") for _ in range(2))
     for x, z in product(pairwise(edges_x), pairwise(edges_z)):
         kind = usual if rng.chance(0.7) else other
         if kind == "door":
-            yield box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z)
+            yield box(x, door, z)
         elif kind != "open":
             out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
-            yield from [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
+            left, right = x[0] + 1.5 * board, x[1] - 1.5 * board
+            low, rear, tall = z[0] + board, half_y - 3 * board, (z[0] + board, z[0] + 0.8 * (z[1] - z[0]))
+            drawer = (  # a front, and behind it a box that is open above
+                box(x, door, z),
+                box((left, right), (-half_y, rear), (low, low + board)),
+                box((left, left + board), (-half_y, rear), tall),
+                box((right - board, right), (-half_y, rear), tall),
+                box((left, right), (rear - board, rear), tall),
+            )
+            yield from [part.translate([0.0, -out, 0.0]) for part in drawer]
     if clear:
         yield from support(rng, half_x, half_y, clear, *_UNDER)
-
-
-def _drawer(x: Range, z: Range, half_y: float, board: float) -> Parts:
-    """Front that shuts a compartment, and behind it a box that is open above."""
-    left, right = x[0] + 1.5 * board, x[1] - 1.5 * board
-    low, high = z[0] + board, z[0] + 0.8 * (z[1] - z[0])
-    rear = half_y - 3 * board
-    return [
-        box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z),
-        box((left, right), (-half_y, rear), (low, low + board)),
-        box((left, left + board), (-half_y, rear), (low, high)),
-        box((right - board, right), (-half_y, rear), (low, high)),
-        box((left, right), (rear - board, rear), (low, high)),
-    ]

@@ -43,8 +43,13 @@ def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
     return arcs.reshape(-1, 2)
 
 
+def circle(count: int, turn: float = 0.0) -> Outline:
+    """Points evenly around the circle of radius 1, the first ``turn`` steps after the x axis."""
+    angles = 2 * np.pi * (np.arange(count) + turn) / count
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
 def superellipse(half_x: float, half_y: float, exponent: float = 2.0, segments: int = 48) -> Outline:
     """Outline of |x/a|^e + |y/b|^e = 1: an ellipse at 2, towards a rectangle as the exponent grows."""
-    angles = 2 * np.pi * np.arange(segments) / segments
-    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    return [half_x, half_y] * np.sign(circle) * np.abs(circle) ** (2 / exponent)
+    unit = circle(segments)
+    return [half_x, half_y] * np.sign(unit) * np.abs(unit) ** (2 / exponent)

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, limits, superellipse
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, circle, limits, superellipse
 from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_box, slab, tube, turned
 
 Parts = Iterable[Manifold]
@@ -184,7 +184,7 @@ def _panels(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     extent = min(x, y)
     radius = rng.uniform(0.05, 0.2) * extent
-    yield bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))
+    yield rod((0, 0, 0.005), (0, 0, top), radius, radius * rng.uniform(0.5, 1.5))
     foot = rng.uniform(0.6, 1.1) * extent
     kind = rng.pick("plate", "cone", "arms")
     if kind == "plate":
@@ -196,8 +196,7 @@ def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     else:
         count, rise = rng.integers(3, 7), rng.uniform(0.02, 0.3) * top
         thin = 0.4 * radius + 0.006
-        for angle in 2 * np.pi * np.arange(count) / count:
-            tip = foot * np.array([np.cos(angle), np.sin(angle)])
+        for tip in foot * circle(count):
             yield rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8)
     if rng.chance(0.4):  # a plate under the top
         wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)

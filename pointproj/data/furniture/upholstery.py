@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.outlines import SIDES, about, beside, limits, superellipse
+from pointproj.data.furniture.outlines import SIDES, about, beside, circle, limits, superellipse
 from pointproj.data.furniture.parts import LEGS, Parts, Rng, four_legs, lean, support
 from pointproj.data.furniture.solids import bar, box, ellipsoid, profile, rod, rounded_box, slab, tube, turned
 
@@ -49,9 +49,8 @@ def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
 
 def _star(x: float, under: float) -> Parts:
     yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
-    for angle in 2 * np.pi * (np.arange(5) + 0.25) / 5:
-        tip = 1.15 * x * np.array([np.cos(angle), np.sin(angle)])
-        across = 0.022 * np.array([-np.sin(angle), np.cos(angle)])
+    for unit in circle(5, 0.25):
+        tip, across = 1.15 * x * unit, 0.022 * np.array([-unit[1], unit[0]])
         yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
         yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
         yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
