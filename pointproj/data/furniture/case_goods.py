@@ -60,9 +60,8 @@ def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
     column = rng.uniform(0.05, 0.09)
     if rng.chance(0.5):
         foot = rng.uniform(0.5, 0.75) * extent
-        radii = [foot, foot, 1.6 * column, column, column, 2.2 * column]
-        heights = [0.0, 0.035, 0.08, 0.3 * under, 0.8 * under, under + 0.01]
-        yield turned(list(zip(radii, heights, strict=True)))
+        stem = [(column, 0.3 * under), (column, 0.8 * under), (2.2 * column, under + 0.01)]
+        yield turned([(foot, 0.0), (foot, 0.035), (1.6 * column, 0.08), *stem])
         return
     arms = rng.integers(3, 5)
     yield bar(0, 0, (0.08, under + 0.01), column)
@@ -86,9 +85,8 @@ def _trestles(rng: Rng, x: float, y: float, under: float, radius: float) -> Part
 
 def varied_table(rng: Rng) -> Parts:
     """Table of any proportions: thin or thick top of any outline, on any support, with a tier or benches."""
-    half_x = rng.uniform(0.25, 1.0)
-    half_y = rng.uniform(0.4, 1.0) * half_x
-    height, thickness = rng.uniform(0.3, 1.1), rng.uniform(0.008, 0.06)
+    half_x, share, height, thickness = rng.uniforms((0.25, 1.0), (0.4, 1.0), (0.3, 1.1), (0.008, 0.06))
+    half_y = share * half_x
     exponent = float(rng.choice([2.0, 3.0, 6.0]))
     kind = rng.pick("rectangle", "rectangle", "rounded", "oval", "polygon")
     if kind == "oval":
@@ -238,9 +236,8 @@ def night_stand(rng: Rng) -> Parts:
     body = box(half_x, half_y, (bottom, height))
     if layout == "drawers":
         rows = rng.uniform(0.8, 1.2, rng.integers(1, 4))
-        fronts = drawer_fronts(inner, (bottom + 0.015, height - 0.015), -half_y, rows, 1, style)
         yield body
-        yield from fronts
+        yield from drawer_fronts(inner, (bottom + 0.015, height - 0.015), -half_y, rows, 1, style)
     else:
         share = (1.0 if layout == "open" else rng.uniform(0.4, 0.6)) * (height - bottom)
         low, high = (height - share, height) if layout == "shelf_above" else (bottom, bottom + share)

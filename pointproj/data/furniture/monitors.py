@@ -61,9 +61,8 @@ def _stand(rng: Rng, half_x: float, centre: float, thick: float, *, heavy: bool)
 
 def varied_monitor(rng: Rng) -> Parts:
     """Monitor of another build: thin, curved or deep, on legs, a column, a wedge or an arm."""
-    half_x = rng.uniform(0.15, 0.6)
-    half_z = half_x * rng.uniform(0.4, 1.1)
-    thick, clear = rng.uniform(0.008, 0.08), rng.uniform(0.02, 0.2)
+    half_x, share, thick, clear = rng.uniforms((0.15, 0.6), (0.4, 1.1), (0.008, 0.08), (0.02, 0.2))
+    half_z = share * half_x
     centre = clear + half_z
     head = [box(half_x, (0.0, thick), half_z)]
     if rng.chance(0.5):
@@ -80,9 +79,8 @@ def varied_monitor(rng: Rng) -> Parts:
         head = [part.refine_to_length(0.06).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in head]
     if rng.chance(0.15):  # speakers
         wide = rng.uniform(0.03, 0.1)
-        head += [
-            box(beside(side, half_x - 0.002, half_x + wide), (-0.01, thick), 0.9 * half_z) for side in SIDES
-        ]
+        sides = [beside(side, half_x - 0.002, half_x + wide) for side in SIDES]
+        head += [box(x, (-0.01, thick), 0.9 * half_z) for x in sides]
     tilt = [-rng.uniform(-5.0, 25.0), 0.0, 0.0]
     yield from [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
     yield from _varied_stand(rng, half_x, centre, thick)
