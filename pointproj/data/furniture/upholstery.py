@@ -3,7 +3,6 @@
 from itertools import pairwise
 
 import numpy as np
-from manifold3d import Manifold
 
 from pointproj.data.furniture.outlines import SIDES, about, beside, circle, limits, superellipse
 from pointproj.data.furniture.parts import LEGS, Parts, Rng, four_legs, lean, support
@@ -22,7 +21,12 @@ def chair(rng: Rng) -> Parts:
     if base == "legs":
         yield from _legs(rng, x, y, under)
     elif base == "star":
-        yield from _star(x, under)
+        yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
+        for unit in circle(5, 0.25):
+            tip, across = 1.15 * x * unit, 0.022 * np.array([-unit[1], unit[0]])
+            yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
+            yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
+            yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
     elif base == "disc":
         foot = 0.85 * min(x, y)
         yield turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)])
@@ -47,15 +51,6 @@ def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
         yield bar(limits(x), 0, level, 0.6 * radius, 12)
 
 
-def _star(x: float, under: float) -> Parts:
-    yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
-    for unit in circle(5, 0.25):
-        tip, across = 1.15 * x * unit, 0.022 * np.array([-unit[1], unit[0]])
-        yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
-        yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
-        yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
-
-
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
     rise, slope, post = rng.uniform(0.35, 0.6), rng.uniform(0.0, 0.22), 0.022
     wide = x - post - 0.01
@@ -78,18 +73,15 @@ def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
         upright.append(rounded_box(x, (-0.035, 0.04), (gap, rise), 0.035))
         upright.append(box(0.05, (0.0, 0.03), (-0.04, gap + 0.1)))
     else:
-        upright.append(_curved_shell(x, rise))
+        angles, depth = np.linspace(np.pi, 0.0, 17), 0.5 * x
+        outer = np.stack([x * np.cos(angles), depth * np.sin(angles)], axis=1)
+        inner = outer * [1 - 0.04 / x, 1 - 0.04 / depth]
+        shell = slab(np.concatenate([inner, outer[::-1]]), (-0.03, rise)).translate([0.0, -depth + 0.03, 0.0])
+        # Front ends of the shell are cut lower than its middle.
+        front = -depth + 0.01
+        cut = np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]])
+        upright.append(shell - profile(cut, 1.0))
     return [lean(part, slope, y - 0.04, seat) for part in upright]
-
-
-def _curved_shell(x: float, rise: float) -> Manifold:
-    angles, depth = np.linspace(np.pi, 0.0, 17), 0.5 * x
-    outer = np.stack([x * np.cos(angles), depth * np.sin(angles)], axis=1)
-    inner = outer * [1 - 0.04 / x, 1 - 0.04 / depth]
-    shell = slab(np.concatenate([inner, outer[::-1]]), (-0.03, rise)).translate([0.0, -depth + 0.03, 0.0])
-    # Front ends of the shell are cut lower than its middle.
-    front = -depth + 0.01
-    return shell - profile(np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]]), 1.0)
 
 
 def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -170,9 +162,8 @@ def _bucket_seat(rng: Rng, x: float, y: float, seat: float) -> tuple[Parts, floa
     thickness, tall = rng.uniform(0.015, 0.06), rng.uniform(0.3, 0.65)
     middle, half = seat + 0.5 * tall, 0.75 * tall
     outer = ellipsoid((0, 0, middle), (x, y, half))
-    inner = ellipsoid(
-        (0, -0.3 * thickness, middle + thickness), (x - thickness, y - thickness, half - thickness)
-    )
+    radii = (x - thickness, y - thickness, half - thickness)
+    inner = ellipsoid((0, -0.3 * thickness, middle + thickness), radii)
     extent, steep = -rng.uniform(0.0, 0.8) * y, rng.uniform(-0.2, 1.2)
     start, end = seat + rng.uniform(0.05, 0.3) * tall, seat + 2 * tall
     front = [[-1.0, start], [extent, start], [extent + steep * tall, end], [-1.0, end]]
