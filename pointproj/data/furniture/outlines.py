@@ -1,13 +1,10 @@
-"""Extents along an axis and outlines in a plane, in metres.
-
-An extent is two limits, or a number: half of a width about 0.
-"""
+"""Extents along an axis and outlines in a plane, in metres."""
 
 import numpy as np
 from jaxtyping import Float
 
 Range = tuple[float, float]
-Extent = Range | float
+Extent = Range | float  # two limits, or half of a width about 0
 Outline = Float[np.ndarray, "n 2"]
 
 SIDES = (-1, 1)

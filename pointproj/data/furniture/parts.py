@@ -223,15 +223,13 @@ _SUPPORTS = {
 }
 
 
-OVERLAP = 0.004  # metres by which supports overlap with what they carry
-
-
 def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
-    """Parts under a rectangle of these half sides, from the floor to ``OVERLAP`` above ``height``, in metres.
+    """Parts under a rectangle of these half sides, from the floor to ``height``, in metres.
 
-    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random.
+    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random, and overlap by
+    4 mm with what they carry.
     """
     make = _SUPPORTS[rng.pick(*(kinds or _SUPPORTS))]
     radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)
     inset = 1.5 * radius + rng.uniform(0.0, 0.15) * min(half_x, half_y)
-    return make(rng, half_x - inset, half_y - inset, height + OVERLAP, radius)
+    return make(rng, half_x - inset, half_y - inset, height + 0.004, radius)

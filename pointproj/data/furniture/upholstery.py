@@ -19,7 +19,14 @@ def chair(rng: Rng) -> Parts:
         yield slab(superellipse(x, y, rng.uniform(3.0, 8.0)), (seat - thickness, seat))
     under = seat - thickness + 0.02
     if base == "legs":
-        yield from _legs(rng, x, y, under)
+        style, radius = rng.pick(*LEGS), rng.uniform(0.02, 0.03)
+        splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
+        leg_x, leg_y = x - radius - 0.02, y - radius - 0.02
+        yield from four_legs(leg_x, leg_y, under, radius, style, splay)
+        if splay == 0.0 and rng.chance(0.5):
+            level = rng.uniform(0.25, 0.6) * under
+            yield from [bar(side * leg_x, limits(leg_y), level, 0.6 * radius, 12) for side in SIDES]
+            yield bar(limits(leg_x), 0, level, 0.6 * radius, 12)
     elif base == "star":
         yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
         for unit in circle(5, 0.25):
@@ -38,17 +45,6 @@ def chair(rng: Rng) -> Parts:
     yield from _back(rng, x, y, seat)
     if rng.chance(0.4):
         yield from _armrests(rng, x, y, seat)
-
-
-def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
-    style, radius = rng.pick(*LEGS), rng.uniform(0.02, 0.03)
-    splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
-    x, y = x - radius - 0.02, y - radius - 0.02
-    yield from four_legs(x, y, under, radius, style, splay)
-    if splay == 0.0 and rng.chance(0.5):
-        level = rng.uniform(0.25, 0.6) * under
-        yield from [bar(side * x, limits(y), level, 0.6 * radius, 12) for side in SIDES]
-        yield bar(limits(x), 0, level, 0.6 * radius, 12)
 
 
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -258,21 +254,20 @@ def varied_sofa(rng: Rng) -> Parts:
         if rng.chance(0.6):
             x = beside(side, half_x - 0.01, half_x + back)
             parts.append(rounded_box(x, (-half_y - deep, half_y), (under, seat + rise), soft))
-    parts += _loose_cushions(rng, half_x, half_y, seat, back)
-    if rng.chance(0.2):  # bent into a curve
-        bend = np.array([0.0, rng.uniform(0.1, 0.35) / half_x, 0.0])
-        parts = [part.refine_to_length(0.15).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in parts]
-    return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
-
-
-def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: float) -> Parts:
     count, plump = rng.integers(0, 5), rng.uniform(0.04, 0.1)
-    for left, right in pairwise(np.linspace(-half_x, half_x, count + 1)):
+    for left, right in pairwise(
+        np.linspace(-half_x, half_x, count + 1)
+    ):  # loose cushions, and pillows on them
         gap = rng.uniform(0.003, 0.02)
         x, y = (left + gap, right - gap), (-half_y - 0.02, half_y - back)
-        yield rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump)
+        parts.append(rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump))
         if rng.chance(0.4):
             size = rng.uniform(0.3, 0.48) * (right - left)
             pillow = rounded_box(size, plump, (0.0, 1.6 * size), 0.8 * plump)
             tilted = pillow.rotate([-rng.uniform(5, 30), 0.0, 0.0])
-            yield tilted.translate([0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump])
+            place = [0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump]
+            parts.append(tilted.translate(place))
+    if rng.chance(0.2):  # bent into a curve
+        bend = np.array([0.0, rng.uniform(0.1, 0.35) / half_x, 0.0])
+        parts = [part.refine_to_length(0.15).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in parts]
+    return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
