@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 from manifold3d import Manifold
@@ -81,22 +81,22 @@ def handle(x: float, y: float, z: float, width: float, style: str) -> Parts:
 
 
 def drawer_fronts(
-    x: Range, z: Range, y: float, rows: Sequence[float], columns: int, style: str, *, gap: float = 0.014
+    x: Range, z: Range, y: float, style: str, rows: Sequence[float] = (1.0,), gap: float = 0.014
 ) -> Parts:
-    """Drawer fronts that stand out of a carcass front at depth ``y``, filling the area between limits.
+    """A column of drawer fronts that stand out of a carcass at depth ``y``, filling the area between limits.
 
-    ``rows`` are relative heights from the bottom row to the top one, ``gap`` is half the distance between two
-    fronts, and ``style`` that of the handles.
+    ``style`` is that of the handles, ``rows`` are relative heights from bottom to top, and ``gap`` is half of
+    the distance between two fronts.
     """
-    edges_x = np.linspace(x[0], x[1], columns + 1)
-    edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
+    edges = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
-    for (left, right), (low, high) in product(pairwise(edges_x), pairwise(edges_z)):
-        yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
-        x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
-        two = style == "knob" and width > 0.6
-        for shift in (-0.25, 0.25) if two else (0.0,):
-            yield from handle(x + shift * width, front, z, 0.3 if two else min(width, 0.5), style)
+    middle, width = 0.5 * (x[0] + x[1]), x[1] - x[0]
+    two = style == "knob" and width > 0.6
+    shifts, size = ((-0.25, 0.25), 0.3) if two else ((0.0,), min(width, 0.5))
+    for low, high in pairwise(edges):
+        yield box((x[0] + gap, x[1] - gap), (front, y + 0.01), (low + gap, high - gap))
+        for shift in shifts:
+            yield from handle(middle + shift * width, front, 0.5 * (low + high), size, style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:

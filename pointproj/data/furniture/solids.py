@@ -102,11 +102,11 @@ def loft(outlines: Sequence[Outline], heights: Sequence[float | Float[ndarray, "
     rings = np.concatenate([outlines, np.stack(heights)[..., None]], axis=-1)
     count, length, _ = rings.shape
     points = np.concatenate([rings.reshape(-1, 3), rings[:1].mean(axis=1), rings[-1:].mean(axis=1)])
-    here, after, last = np.arange(length), np.roll(np.arange(length), -1), (count - 1) * length
-    faces = [(len(points) - 2, after, here)]
-    for low in range(0, last, length):
-        high = low + length
-        faces += [(low + here, low + after, high + after), (low + here, high + after, high + here)]
-    faces.append((len(points) - 1, last + here, last + after))
+    here = np.arange(count * length).reshape(count, length)
+    after = np.roll(here, -1, axis=1)
+    faces = [(len(points) - 2, after[0], here[0])]
+    for (a, b), (d, c) in pairwise(zip(here, after, strict=True)):
+        faces += [(a, b, c), (a, c, d)]
+    faces.append((len(points) - 1, here[-1], after[-1]))
     corners = np.concatenate([np.stack(np.broadcast_arrays(*face), axis=1) for face in faces])
     return Manifold(Mesh(points.astype(np.float32), corners.astype(np.uint32)))
