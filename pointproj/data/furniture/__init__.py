@@ -70,12 +70,14 @@ def make_furniture(
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
     entropy = [CLASSES.index(class_name), *([seed] if isinstance(seed, int) else seed)]
     rng = Rng(np.random.PCG64(entropy))
-    faces = None
-    while faces is None or not _is_closed(faces):  # parts happened to touch along an edge: draw again
+    closed = False
+    while not closed:  # parts happened to touch along an edge: draw again
         start = rng.bit_generator.state
         # Parts are made in a fixed order, which decides that of faces, and get no name: while one refers to
         # them, they are merged in another order, with other rounding.
         vertices, faces = _merged(union(_parts(class_name, rng, varied)))
+        edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
+        closed = (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
     floor = vertices[:, 2].min()  # the cut ends of leaning legs are a little below the floor
     vertices[:, 2] -= floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
@@ -111,13 +113,6 @@ def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, 
     faces = renumbered.reshape(-1)[mesh.tri_verts].astype(np.int64)
     a, b, c = faces.T
     return vertices, faces[(a != b) & (b != c) & (c != a)]
-
-
-def _is_closed(faces: Int[np.ndarray, "f 3"]) -> bool:
-    """Whether every edge belongs to exactly two faces."""
-    edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
-    _, counts = np.unique(edges, axis=0, return_counts=True)
-    return bool((counts == 2).all())
 
 
 def write_furniture(
@@ -164,11 +159,9 @@ def write_furniture(
         first, count = (1, train) if split == "train" else (5001, test)
         for number in range(count):
             path = root / class_name / split / f"{class_name}_{first + number:04d}.off"
-            pieces[path] = class_name, (seed, index, 1 + number)
-    missing = {path: piece for path, piece in pieces.items() if not path.exists()}
-    jobs = {path: partial(_write_piece, path, *piece, **family) for path, piece in missing.items()}
-    for _ in (helpers or HelperProcesses(1)).run("making furniture", jobs, "pieces"):
-        pass
+            pieces[path] = partial(_write_piece, path, class_name, (seed, index, 1 + number), **family)
+    missing = {path: job for path, job in pieces.items() if not path.exists()}
+    list((helpers or HelperProcesses(1)).run("making furniture", missing, "pieces"))
     return list(pieces)
 
 

@@ -1,15 +1,12 @@
 """Bathtubs and toilets."""
 
 import numpy as np
-from jaxtyping import Float
 from manifold3d import Manifold
-from numpy import ndarray
+from numpy.typing import ArrayLike
 
 from pointproj.data.furniture.outlines import CORNERS, SIDES, Outline, beside, rectangle, superellipse
 from pointproj.data.furniture.parts import Parts, Rng, support
 from pointproj.data.furniture.solids import bar, box, ellipsoid, loft, rod, rounded_box, slab, tube
-
-Values = Float[ndarray, " m"]
 
 
 def bathtub(rng: Rng) -> Parts:
@@ -25,8 +22,8 @@ def bathtub(rng: Rng) -> Parts:
     if lift:
         for x, y in ((sx * 0.5 * half_x, sy * 0.45 * half_y) for sx, sy in CORNERS):
             foot = (1.12 * x, 1.2 * y, 0.04)
-            leg = rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12)
-            yield from [leg, ellipsoid(foot, (0.055, 0.055, 0.04))]
+            yield rod(foot, (x, y, lift + 0.07), 0.035, 0.06, sides=12)
+            yield ellipsoid(foot, (0.055, 0.055, 0.04))
     if rng.chance(0.5):
         yield from _tap(-half_x + 0.5 * wall, height + lift)
 
@@ -60,13 +57,12 @@ def _free_tub(rng: Rng, half_x: float, half_y: float, height: float, wall: float
 
 
 def _flared(
-    x: float, y: float, exponent: float, widths: Values, heights: Values, rise: float = 0.0
+    x: float, y: float, exponent: float, widths: ArrayLike, heights: ArrayLike, rise: float = 0.0
 ) -> Manifold:
     """Loft that widens upwards; the ends of the tub are ``rise`` metres higher than its middle."""
-    outlines = [superellipse(x * width, y * width, exponent) for width in widths]
-    shares = (np.array(heights) / max(heights)) ** 2
-    ends = [rise * share * (outline[:, 0] / x) ** 2 for outline, share in zip(outlines, shares, strict=True)]
-    return loft(outlines, [height + end for height, end in zip(heights, ends, strict=True)])
+    outlines = np.stack([superellipse(x * width, y * width, exponent) for width in widths])
+    heights = np.reshape(heights, (-1, 1))
+    return loft(outlines, heights + rise * (heights / heights.max()) ** 2 * (outlines[..., 0] / x) ** 2)
 
 
 def _tap(x: float, height: float) -> Parts:
@@ -79,9 +75,8 @@ def _tap(x: float, height: float) -> Parts:
 
 def varied_bathtub(rng: Rng) -> Parts:
     """Tub of another build: thin shell, round, corner or box, with surround, bench or feet."""
-    half_x = rng.uniform(0.5, 1.0)
-    half_y = half_x * rng.uniform(0.35, 1.0)
-    height, wall = rng.uniform(0.3, 0.8), rng.uniform(0.012, 0.09)
+    half_x, share, height, wall = rng.uniforms((0.5, 1.0), (0.35, 1.0), (0.3, 0.8), (0.012, 0.09))
+    half_y = share * half_x
     exponent, taper = float(rng.choice([2.0, 2.5, 4.0, 12.0])), rng.uniform(0.55, 1.0)
     lift = rng.uniform(0.05, 0.2) if rng.chance(0.3) else 0.0
     steps, basin_steps = np.linspace(0.0, 1.0, 7), np.linspace(wall / height, 1.2, 7)

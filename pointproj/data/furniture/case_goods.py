@@ -4,12 +4,9 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from pointproj.data.furniture.outlines import SIDES, Range, about, beside, limits, rectangle, superellipse
+from pointproj.data.furniture.outlines import SIDES, about, beside, circle, limits, rectangle, superellipse
 from pointproj.data.furniture.parts import HANDLES, LEGS, Parts, Rng, drawer_fronts, four_legs, support
 from pointproj.data.furniture.solids import bar, box, rod, rounded_box, slab, turned
-
-_UNDER = ("legs", "plinth", "panels", "frames", "crossed")
-_DOOR_OVERLAP = 0.002  # metres by which a door overlaps with the boards around it
 
 
 def table(rng: Rng) -> Parts:
@@ -61,14 +58,12 @@ def _pedestal(rng: Rng, extent: float, under: float) -> Parts:
     column = rng.uniform(0.05, 0.09)
     if rng.chance(0.5):
         foot = rng.uniform(0.5, 0.75) * extent
-        radii = [foot, foot, 1.6 * column, column, column, 2.2 * column]
-        heights = [0.0, 0.035, 0.08, 0.3 * under, 0.8 * under, under + 0.01]
-        yield turned(list(zip(radii, heights, strict=True)))
+        stem = [(column, 0.3 * under), (column, 0.8 * under), (2.2 * column, under + 0.01)]
+        yield turned([(foot, 0.0), (foot, 0.035), (1.6 * column, 0.08), *stem])
         return
     arms = rng.integers(3, 5)
     yield bar(0, 0, (0.08, under + 0.01), column)
-    for angle in 2 * np.pi * (np.arange(arms) + 0.5) / arms:
-        tip = 0.8 * extent * np.array([np.cos(angle), np.sin(angle)])
+    for tip in 0.8 * extent * circle(arms, 0.5):
         yield rod((0, 0, 0.16), (*tip, 0.035), 0.045, 0.035, sides=12)
         yield rod((0, 0, under - 0.1), (*(0.7 * tip), under + 0.01), 0.04, 0.03, sides=12)
 
@@ -88,9 +83,8 @@ def _trestles(rng: Rng, x: float, y: float, under: float, radius: float) -> Part
 
 def varied_table(rng: Rng) -> Parts:
     """Table of any proportions: thin or thick top of any outline, on any support, with a tier or benches."""
-    half_x = rng.uniform(0.25, 1.0)
-    half_y = rng.uniform(0.4, 1.0) * half_x
-    height, thickness = rng.uniform(0.3, 1.1), rng.uniform(0.008, 0.06)
+    half_x, share, height, thickness = rng.uniforms((0.25, 1.0), (0.4, 1.0), (0.3, 1.1), (0.008, 0.06))
+    half_y = share * half_x
     exponent = float(rng.choice([2.0, 3.0, 6.0]))
     kind = rng.pick("rectangle", "rectangle", "rounded", "oval", "polygon")
     if kind == "oval":
@@ -162,7 +156,7 @@ def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) 
         places = [(at, end * (y - 0.03)) for at in (across[0] + 0.03, across[1] - 0.03) for end in SIDES]
         yield from [bar(*place, (0.0, bottom + 0.01), 0.025, 4) for place in places]
     rows, style = rng.uniform(0.7, 1.3, rng.integers(2, 5)), rng.pick(*HANDLES)
-    yield from drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, rows, 1, style)
+    yield from drawer_fronts(across, (bottom + 0.02, under - 0.01), -y, style, rows)
 
 
 def varied_desk(rng: Rng) -> Parts:
@@ -179,7 +173,7 @@ def varied_desk(rng: Rng) -> Parts:
             yield box(x, front, (low, under + 0.004))
             if rng.chance(0.6):
                 rows, style = rng.uniform(0.7, 1.3, rng.integers(1, 4)), rng.pick(*HANDLES)
-                yield from drawer_fronts(x, (low, under), -front, rows, 1, style)
+                yield from drawer_fronts(x, (low, under), -front, style, rows)
     if rng.chance(0.35):  # a return, at a right angle, with its own support
         side, deep, wide = rng.side(), rng.uniform(0.4, 1.0), rng.uniform(0.3, 0.5)
         x = beside(side, half_x, half_x - wide)
@@ -221,9 +215,10 @@ def dresser(rng: Rng) -> Parts:
     if wide and rng.chance(0.25):
         third = inner / 3
         for x, drawers in (((-inner, -third), rows), ((third, inner), rows), ((-third, third), [1.0])):
-            yield from drawer_fronts(x, z, -half_y, drawers, 1, style)
+            yield from drawer_fronts(x, z, -half_y, style, drawers)
     else:
-        yield from drawer_fronts(limits(inner), z, -half_y, rows, columns, style)
+        for x in pairwise(np.linspace(-inner, inner, columns + 1)):
+            yield from drawer_fronts(x, z, -half_y, style, rows)
     if rng.chance(0.3):
         yield from _mirror(rng, half_x, half_y, height)
 
@@ -240,9 +235,8 @@ def night_stand(rng: Rng) -> Parts:
     body = box(half_x, half_y, (bottom, height))
     if layout == "drawers":
         rows = rng.uniform(0.8, 1.2, rng.integers(1, 4))
-        fronts = drawer_fronts(inner, (bottom + 0.015, height - 0.015), -half_y, rows, 1, style)
         yield body
-        yield from fronts
+        yield from drawer_fronts(inner, (bottom + 0.015, height - 0.015), -half_y, style, rows)
     else:
         share = (1.0 if layout == "open" else rng.uniform(0.4, 0.6)) * (height - bottom)
         low, high = (height - share, height) if layout == "shelf_above" else (bottom, bottom + share)
@@ -251,7 +245,7 @@ def night_stand(rng: Rng) -> Parts:
             yield box(half_x, half_y, about(0.5 * (bottom + height), board / 2))
         else:
             shut = (high + 0.01, height - 0.01) if layout == "shelf_below" else (bottom + 0.01, low - 0.01)
-            yield from drawer_fronts(inner, shut, -half_y, [1.0], 1, style)
+            yield from drawer_fronts(inner, shut, -half_y, style)
     if rng.chance(0.6):
         over = rng.uniform(0.01, 0.03)
         outline = rectangle(half_x + over, (-half_y - over, half_y), over)
@@ -298,13 +292,12 @@ def _mirror(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
 def varied_dresser(rng: Rng) -> Parts:
     """Wardrobe, chest, shelf or sideboard of any proportions."""
     half_x, half_y, height = rng.uniform(0.25, 0.9), rng.uniform(0.15, 0.35), rng.uniform(0.6, 2.0)
-    make = _boarded_cabinet if rng.chance(0.4) else _cabinet
-    yield from make(rng, half_x, half_y, height)
+    yield from _cabinet(rng, half_x, half_y, height, hollow=rng.chance(0.4))
     if rng.chance(0.2):
         yield from _mirror(rng, half_x, half_y, height)
     if rng.chance(0.2):  # a narrower cabinet on top
         x, y = half_x * rng.uniform(0.6, 0.98), half_y * rng.uniform(0.4, 0.9)
-        upper = _cabinet(rng, x, y, rng.uniform(0.3, 0.8))
+        upper = _cabinet(rng, x, y, rng.uniform(0.3, 0.8), hollow=False)
         yield from [part.translate([0.0, 0.02, height - 0.002]) for part in upper]
 
 
@@ -312,8 +305,7 @@ def varied_night_stand(rng: Rng) -> Parts:
     """Small cabinet or table of any proportions."""
     half_x, half_y, height = rng.uniform(0.15, 0.35), rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.8)
     if rng.chance(0.6):
-        make = _boarded_cabinet if rng.chance(0.4) else _cabinet
-        yield from make(rng, half_x, half_y, height)
+        yield from _cabinet(rng, half_x, half_y, height, hollow=rng.chance(0.4))
         return
     board = rng.uniform(0.01, 0.04)
     low = height - rng.uniform(0.1, 0.6) * height
@@ -321,13 +313,20 @@ def varied_night_stand(rng: Rng) -> Parts:
     yield from [box(half_x, half_y, (height - board, height)), box(x, y, (low, height - 0.5 * board))]
     if rng.chance(0.7):
         rows, style = [1.0] * int(rng.integers(1, 4)), rng.pick(*HANDLES)
-        yield from drawer_fronts(limits(x), (low, height - board), -y, rows, 1, style)
+        yield from drawer_fronts(limits(x), (low, height - board), -y, style, rows)
     yield from support(rng, x, y, low, "legs", "frames", "crossed", "column", "panels", "hairpin")
 
 
-def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
-    """Carcass with a grid of closed, open and drawer compartments, on any low support or the floor."""
+def _cabinet(rng: Rng, half_x: float, half_y: float, height: float, *, hollow: bool) -> Parts:
+    """Carcass, or hollow body of thin boards, on any low support or the floor."""
     clear = rng.uniform(0.03, 0.3) * height if rng.chance(0.6) else 0.0
+    yield from (_boarded if hollow else _carcass)(rng, half_x, half_y, clear, height)
+    if clear:
+        yield from support(rng, half_x, half_y, clear, "legs", "plinth", "panels", "frames", "crossed")
+
+
+def _carcass(rng: Rng, half_x: float, half_y: float, clear: float, height: float) -> Parts:
+    """Block with a grid of closed, open and drawer compartments."""
     board = rng.uniform(0.008, 0.04)
     columns, rows = rng.integers(1, 4), rng.integers(1, 7)
     edges_x = np.linspace(-half_x + board, half_x - board, columns + 1)
@@ -340,19 +339,16 @@ def _cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
         if rng.chance(openness):
             carcass -= box((x[0] + half, x[1] - half), (-half_y - 1, rear), (z[0] + half, z[1] - half))
         elif rng.chance(0.8):
-            fronts += drawer_fronts(x, z, -half_y, [1.0], 1, style, gap=gap)
+            fronts += drawer_fronts(x, z, -half_y, style, gap=gap)
     yield carcass
     yield from fronts
     if rng.chance(0.4):
         over, top = rng.uniform(0.005, 0.05), rng.uniform(0.01, 0.05)
         yield box(half_x + over, (-half_y - over, half_y), (height - 0.003, height + top))
-    if clear:
-        yield from support(rng, half_x, half_y, clear, *_UNDER)
 
 
-def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
-    """Hollow cabinet of thin boards: compartments are open, shut by doors (solid then), or hold drawers."""
-    clear = rng.uniform(0.03, 0.3) * height if rng.chance(0.6) else 0.0
+def _boarded(rng: Rng, half_x: float, half_y: float, clear: float, height: float) -> Parts:
+    """Thin boards around compartments, which are open, shut by doors (solid then), or hold drawers."""
     board = rng.uniform(0.006, 0.03)
     edges_x = np.linspace(-half_x + board / 2, half_x - board / 2, rng.integers(2, 5))
     edges_z = np.linspace(clear + board / 2, height - board / 2, rng.integers(2, 7))
@@ -360,27 +356,21 @@ def _boarded_cabinet(rng: Rng, half_x: float, half_y: float, height: float) -> P
     yield from [box(half_x, half_y, about(z, board / 2)) for z in edges_z]
     if rng.chance(0.85):
         yield box(half_x, (half_y - board, half_y), (clear, height))
+    door = (-half_y - board, -half_y + 0.002)  # overlaps with the boards around it
     usual, other = (rng.pick("open", "door", "drawer", "pulled") for _ in range(2))
     for x, z in product(pairwise(edges_x), pairwise(edges_z)):
         kind = usual if rng.chance(0.7) else other
         if kind == "door":
-            yield box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z)
+            yield box(x, door, z)
         elif kind != "open":
             out = rng.uniform(0.1, 0.9) * 2 * half_y if kind == "pulled" else 0.0
-            yield from [part.translate([0.0, -out, 0.0]) for part in _drawer(x, z, half_y, board)]
-    if clear:
-        yield from support(rng, half_x, half_y, clear, *_UNDER)
-
-
-def _drawer(x: Range, z: Range, half_y: float, board: float) -> Parts:
-    """Front that shuts a compartment, and behind it a box that is open above."""
-    left, right = x[0] + 1.5 * board, x[1] - 1.5 * board
-    low, high = z[0] + board, z[0] + 0.8 * (z[1] - z[0])
-    rear = half_y - 3 * board
-    return [
-        box(x, (-half_y - board, -half_y + _DOOR_OVERLAP), z),
-        box((left, right), (-half_y, rear), (low, low + board)),
-        box((left, left + board), (-half_y, rear), (low, high)),
-        box((right - board, right), (-half_y, rear), (low, high)),
-        box((left, right), (rear - board, rear), (low, high)),
-    ]
+            left, right = x[0] + 1.5 * board, x[1] - 1.5 * board
+            low, rear, tall = z[0] + board, half_y - 3 * board, (z[0] + board, z[0] + 0.8 * (z[1] - z[0]))
+            drawer = (  # a front, and behind it a box that is open above
+                box(x, door, z),
+                box((left, right), (-half_y, rear), (low, low + board)),
+                box((left, left + board), (-half_y, rear), tall),
+                box((right - board, right), (-half_y, rear), tall),
+                box((left, right), (rear - board, rear), tall),
+            )
+            yield from [part.translate([0.0, -out, 0.0]) for part in drawer]

@@ -8,6 +8,7 @@ no area. The set of points that are inside stays the same.
 import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
+from numpy import ndarray
 
 from pointproj.data.furniture.parts import Parts, Rng
 from pointproj.data.furniture.solids import union
@@ -15,12 +16,10 @@ from pointproj.data.furniture.solids import union
 # Of the longest side; where two meet it is twice that, and geometry.interior closes more.
 WIDEST_CRACK = 0.0015
 
-Triangles = Float[np.ndarray, "f 3 3"]
+Triangles = Float[ndarray, "f 3 3"]
 
 
-def defective_surface(
-    parts: list[Manifold], rng: Rng
-) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
+def defective_surface(parts: list[Manifold], rng: Rng) -> tuple[Float[ndarray, "v 3"], Int[ndarray, "f 3"]]:
     """Vertices and faces around the union of overlapping solids, as careless modelling might have made them.
 
     They are not watertight, and of no consistent orientation.
@@ -30,23 +29,25 @@ def defective_surface(
         shells = [piece for shell in shells for piece in _walled(shell, rng)]
     copies = rng.uniform(0.0, 1.0) if rng.chance(0.7) else 0.0
     flips = rng.uniform(0.0, 0.5) if rng.chance(0.7) else 0.0
-    triangles = np.concatenate([_relisted(_triangles(shell), copies, flips, rng) for shell in shells])
-    if rng.chance(0.5):
-        triangles = _split_one_sided(triangles, rng.uniform(0.0, 0.2), rng)
+    triangles = np.concatenate([_listed(shell, copies, flips, rng) for shell in shells])
+    if rng.chance(0.5):  # edges get a point that the face on their other side does not have
+        share = rng.uniform(0.0, 0.2)
+        split = rng.random(len(triangles)) < share
+        a, b, c = np.moveaxis(triangles[split], 1, 0)
+        at = a + rng.uniform(0.2, 0.8, (len(a), 1)) * (b - a)
+        halves = [np.stack([a, at, c], axis=1), np.stack([at, b, c], axis=1)]
+        triangles = np.concatenate([triangles[~split], *halves])
     if rng.chance(0.5):
         triangles = _cracked(triangles, rng.uniform(0.0, 0.3), rng)
-    if rng.chance(0.5):
-        triangles = np.concatenate([triangles, _slivers(triangles, rng)])
+    if rng.chance(0.5):  # faces of no area, along edges of others
+        slivers = triangles[rng.integers(0, len(triangles), 1 + len(triangles) // 50)]
+        slivers[:, 2] = slivers[:, 0] if rng.chance(0.5) else 0.5 * (slivers[:, 0] + slivers[:, 1])
+        triangles = np.concatenate([triangles, slivers])
     triangles = triangles[rng.permutation(len(triangles))]
     vertices, faces = triangles.reshape(-1, 3), np.arange(3 * len(triangles))
     if rng.chance(0.6):
         vertices, faces = np.unique(vertices, axis=0, return_inverse=True)
     return vertices, faces.reshape(-1, 3).astype(np.int64)
-
-
-def _triangles(shell: Manifold) -> Triangles:
-    mesh = shell.to_mesh()
-    return mesh.vert_properties[:, :3].astype(np.float64)[mesh.tri_verts]
 
 
 def _walled(shell: Manifold, rng: Rng) -> Parts:
@@ -60,8 +61,10 @@ def _walled(shell: Manifold, rng: Rng) -> Parts:
     return [half for half in halves if not half.is_empty()]
 
 
-def _relisted(triangles: Triangles, copies: float, flips: float, rng: Rng) -> Triangles:
-    """List faces twice and flip faces, whole shells or single ones."""
+def _listed(shell: Manifold, copies: float, flips: float, rng: Rng) -> Triangles:
+    """Faces of a solid, some of them or all twice, some of them or all flipped."""
+    mesh = shell.to_mesh()
+    triangles = mesh.vert_properties[:, :3].astype(np.float64)[mesh.tri_verts]
     whole = rng.chance(0.5)
     again = rng.random(len(triangles)) < copies
     if whole:
@@ -71,15 +74,6 @@ def _relisted(triangles: Triangles, copies: float, flips: float, rng: Rng) -> Tr
     if whole:
         flipped[:] = rng.chance(flips)
     return np.concatenate([np.where(flipped[:, None, None], triangles[:, ::-1], triangles), doubled])
-
-
-def _split_one_sided(triangles: Triangles, share: float, rng: Rng) -> Triangles:
-    """Split faces at a point of one edge that the face on the edge's other side does not have."""
-    split = rng.random(len(triangles)) < share
-    a, b, c = np.moveaxis(triangles[split], 1, 0)
-    at = a + rng.uniform(0.2, 0.8, (len(a), 1)) * (b - a)
-    halves = [np.stack([a, at, c], axis=1), np.stack([at, b, c], axis=1)]
-    return np.concatenate([triangles[~split], *halves])
 
 
 def _cracked(triangles: Triangles, share: float, rng: Rng) -> Triangles:
@@ -93,10 +87,3 @@ def _cracked(triangles: Triangles, share: float, rng: Rng) -> Triangles:
     incentre = (sides[..., None] * triangles).sum(axis=1) / perimeter[:, None]
     towards = (width / np.where(shrunk, inradius, 1.0))[:, None, None] * (incentre[:, None] - triangles)
     return np.where(shrunk[:, None, None], triangles + towards, triangles)
-
-
-def _slivers(triangles: Triangles, rng: Rng) -> Triangles:
-    """Faces of no area, along edges of others."""
-    chosen = triangles[rng.integers(0, len(triangles), 1 + len(triangles) // 50)].copy()
-    chosen[:, 2] = chosen[:, 0] if rng.chance(0.5) else 0.5 * (chosen[:, 0] + chosen[:, 1])
-    return chosen

@@ -61,9 +61,8 @@ def _stand(rng: Rng, half_x: float, centre: float, thick: float, *, heavy: bool)
 
 def varied_monitor(rng: Rng) -> Parts:
     """Monitor of another build: thin, curved or deep, on legs, a column, a wedge or an arm."""
-    half_x = rng.uniform(0.15, 0.6)
-    half_z = half_x * rng.uniform(0.4, 1.1)
-    thick, clear = rng.uniform(0.008, 0.08), rng.uniform(0.02, 0.2)
+    half_x, share, thick, clear = rng.uniforms((0.15, 0.6), (0.4, 1.1), (0.008, 0.08), (0.02, 0.2))
+    half_z = share * half_x
     centre = clear + half_z
     head = [box(half_x, (0.0, thick), half_z)]
     if rng.chance(0.5):
@@ -80,26 +79,23 @@ def varied_monitor(rng: Rng) -> Parts:
         head = [part.refine_to_length(0.06).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in head]
     if rng.chance(0.15):  # speakers
         wide = rng.uniform(0.03, 0.1)
-        head += [
-            box(beside(side, half_x - 0.002, half_x + wide), (-0.01, thick), 0.9 * half_z) for side in SIDES
-        ]
+        sides = [beside(side, half_x - 0.002, half_x + wide) for side in SIDES]
+        head += [box(x, (-0.01, thick), 0.9 * half_z) for x in sides]
     tilt = [-rng.uniform(-5.0, 25.0), 0.0, 0.0]
     yield from [part.rotate(tilt).translate([0.0, 0.0, centre]) for part in head]
-    yield from _varied_stand(rng, half_x, centre, thick)
-
-
-def _varied_stand(rng: Rng, half_x: float, centre: float, thick: float) -> Parts:
     base, depth = rng.uniform(0.006, 0.03), rng.uniform(0.06, 0.2)
     wide, middle = rng.uniform(0.2, 0.9) * half_x, thick + rng.uniform(0.0, 0.05)
     kind = rng.pick("plate", "feet", "wedge", "posts")
     if kind == "feet":
         feet = ((limits(depth), base, base), (0.5 * thick, (base, centre), 0.8 * base))
-        return [bar(side * wide, y, z, radius, 8) for side in SIDES for y, z, radius in feet]
-    if kind == "wedge":
+        yield from [bar(side * wide, y, z, radius, 8) for side in SIDES for y, z, radius in feet]
+    elif kind == "wedge":
         outline = [[-0.5 * depth, 0.0], [depth, 0.0], [middle, centre], [0.3 * thick, centre]]
-        return [profile(np.array(outline), 0.5 * wide)]
-    outline = superellipse(wide, depth, float(rng.choice([2.0, 3.0, 12.0])))
-    plate = slab(outline, (0.0, base)).translate([0.0, middle, 0.0])
-    places = (0.0,) if kind == "plate" else (-0.4 * wide, 0.4 * wide)
-    radius, lean = rng.uniform(0.008, 0.03), rng.uniform(0.0, 0.8) * depth
-    return [plate, *(bar(x, (middle + lean, 0.6 * thick), (0.5 * base, centre), radius, 12) for x in places)]
+        yield profile(np.array(outline), 0.5 * wide)
+    else:
+        outline = superellipse(wide, depth, float(rng.choice([2.0, 3.0, 12.0])))
+        yield slab(outline, (0.0, base)).translate([0.0, middle, 0.0])
+        places = (0.0,) if kind == "plate" else (-0.4 * wide, 0.4 * wide)
+        radius, lean = rng.uniform(0.008, 0.03), rng.uniform(0.0, 0.8) * depth
+        y, z = (middle + lean, 0.6 * thick), (0.5 * base, centre)
+        yield from [bar(x, y, z, radius, 12) for x in places]

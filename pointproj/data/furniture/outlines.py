@@ -1,13 +1,10 @@
-"""Extents along an axis and outlines in a plane, in metres.
-
-An extent is two limits, or a number: half of a width about 0.
-"""
+"""Extents along an axis and outlines in a plane, in metres."""
 
 import numpy as np
 from jaxtyping import Float
 
 Range = tuple[float, float]
-Extent = Range | float
+Extent = Range | float  # two limits, or half of a width about 0
 Outline = Float[np.ndarray, "n 2"]
 
 SIDES = (-1, 1)
@@ -43,8 +40,13 @@ def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
     return arcs.reshape(-1, 2)
 
 
+def circle(count: int, turn: float = 0.0) -> Outline:
+    """Points evenly around the circle of radius 1, the first ``turn`` steps after the x axis."""
+    angles = 2 * np.pi * (np.arange(count) + turn) / count
+    return np.stack([np.cos(angles), np.sin(angles)], axis=1)
+
+
 def superellipse(half_x: float, half_y: float, exponent: float = 2.0, segments: int = 48) -> Outline:
     """Outline of |x/a|^e + |y/b|^e = 1: an ellipse at 2, towards a rectangle as the exponent grows."""
-    angles = 2 * np.pi * np.arange(segments) / segments
-    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    return [half_x, half_y] * np.sign(circle) * np.abs(circle) ** (2 / exponent)
+    unit = circle(segments)
+    return [half_x, half_y] * np.sign(unit) * np.abs(unit) ** (2 / exponent)

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 
 import numpy as np
 from manifold3d import Manifold
 
-from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, limits, superellipse
+from pointproj.data.furniture.outlines import CORNERS, SIDES, Range, about, circle, limits, superellipse
 from pointproj.data.furniture.solids import bar, box, ellipsoid, rod, rounded_box, slab, tube, turned
 
 Parts = Iterable[Manifold]
@@ -81,22 +81,22 @@ def handle(x: float, y: float, z: float, width: float, style: str) -> Parts:
 
 
 def drawer_fronts(
-    x: Range, z: Range, y: float, rows: Sequence[float], columns: int, style: str, *, gap: float = 0.014
+    x: Range, z: Range, y: float, style: str, rows: Sequence[float] = (1.0,), gap: float = 0.014
 ) -> Parts:
-    """Drawer fronts that stand out of a carcass front at depth ``y``, filling the area between limits.
+    """A column of drawer fronts that stand out of a carcass at depth ``y``, filling the area between limits.
 
-    ``rows`` are relative heights from the bottom row to the top one, ``gap`` is half the distance between two
-    fronts, and ``style`` that of the handles.
+    ``style`` is that of the handles, ``rows`` are relative heights from bottom to top, and ``gap`` is half of
+    the distance between two fronts.
     """
-    edges_x = np.linspace(x[0], x[1], columns + 1)
-    edges_z = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
+    edges = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
-    for (left, right), (low, high) in product(pairwise(edges_x), pairwise(edges_z)):
-        yield box((left + gap, right - gap), (front, y + 0.01), (low + gap, high - gap))
-        x, z, width = 0.5 * (left + right), 0.5 * (low + high), right - left
-        two = style == "knob" and width > 0.6
-        for shift in (-0.25, 0.25) if two else (0.0,):
-            yield from handle(x + shift * width, front, z, 0.3 if two else min(width, 0.5), style)
+    middle, width = 0.5 * (x[0] + x[1]), x[1] - x[0]
+    two = style == "knob" and width > 0.6
+    shifts, size = ((-0.25, 0.25), 0.3) if two else ((0.0,), min(width, 0.5))
+    for low, high in pairwise(edges):
+        yield box((x[0] + gap, x[1] - gap), (front, y + 0.01), (low + gap, high - gap))
+        for shift in shifts:
+            yield from handle(middle + shift * width, front, 0.5 * (low + high), size, style)
 
 
 def _legs(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
@@ -184,7 +184,7 @@ def _panels(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
 def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     extent = min(x, y)
     radius = rng.uniform(0.05, 0.2) * extent
-    yield bar(0, 0, (0.005, top), radius, end=radius * rng.uniform(0.5, 1.5))
+    yield rod((0, 0, 0.005), (0, 0, top), radius, radius * rng.uniform(0.5, 1.5))
     foot = rng.uniform(0.6, 1.1) * extent
     kind = rng.pick("plate", "cone", "arms")
     if kind == "plate":
@@ -196,8 +196,7 @@ def _column(rng: Rng, x: float, y: float, top: float, radius: float) -> Parts:
     else:
         count, rise = rng.integers(3, 7), rng.uniform(0.02, 0.3) * top
         thin = 0.4 * radius + 0.006
-        for angle in 2 * np.pi * np.arange(count) / count:
-            tip = foot * np.array([np.cos(angle), np.sin(angle)])
+        for tip in foot * circle(count):
             yield rod((0, 0, rise + thin), (*tip, thin), thin, 0.7 * thin, sides=8)
     if rng.chance(0.4):  # a plate under the top
         wide, plate = rng.uniform(0.3, 0.8) * extent, rng.uniform(0.008, 0.02)
@@ -224,15 +223,13 @@ _SUPPORTS = {
 }
 
 
-OVERLAP = 0.004  # metres by which supports overlap with what they carry
-
-
 def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
-    """Parts under a rectangle of these half sides, from the floor to ``OVERLAP`` above ``height``, in metres.
+    """Parts under a rectangle of these half sides, from the floor to ``height``, in metres.
 
-    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random.
+    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random, and overlap by
+    4 mm with what they carry.
     """
     make = _SUPPORTS[rng.pick(*(kinds or _SUPPORTS))]
     radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)
     inset = 1.5 * radius + rng.uniform(0.0, 0.15) * min(half_x, half_y)
-    return make(rng, half_x - inset, half_y - inset, height + OVERLAP, radius)
+    return make(rng, half_x - inset, half_y - inset, height + 0.004, radius)

@@ -16,7 +16,7 @@ from pointproj.data.furniture.outlines import Extent, Outline, Range, limits
 
 Point = Sequence[float]
 
-ROUND_SEGMENTS = 24  # sides of a full circle
+SEGMENTS = 24  # sides of a full circle
 
 
 def union(parts: Sequence[Manifold]) -> Manifold:
@@ -41,18 +41,15 @@ def rounded_box(x: Extent, y: Extent, z: Extent, radius: float) -> Manifold:
 
 def ellipsoid(centre: Point, radii: Point) -> Manifold:
     """Axis-aligned ellipsoid."""
-    return Manifold.sphere(1.0, ROUND_SEGMENTS).scale(list(radii)).translate(list(centre))
+    return Manifold.sphere(1.0, SEGMENTS).scale(list(radii)).translate(list(centre))
 
 
-def rod(
-    start: Point, end: Point, radius: float, end_radius: float | None = None, sides: int = ROUND_SEGMENTS
-) -> Manifold:
-    """Straight rod between two points, tapering to ``end_radius``; ``sides=4`` makes it square.
+def rod(start: Point, end: Point, radius: float, tip: float | None = None, sides: int = SEGMENTS) -> Manifold:
+    """Straight rod between two points, of radius ``tip`` at its end; ``sides=4`` makes it square.
 
     A square rod is ``2 * radius`` wide, with faces along x and y where it stands upright.
     """
     start, end = np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64)
-    end_radius = radius if end_radius is None else end_radius
     axis = (end - start) / np.linalg.norm(end - start)
     # The helper axis only has to differ from the rod's; y keeps upright square rods axis-aligned.
     helper = np.array([0.0, 0.0, 1.0]) if abs(axis[1]) > 0.9 else np.array([0.0, 1.0, 0.0])
@@ -62,15 +59,14 @@ def rod(
     angles = 2 * np.pi * (np.arange(sides) + 0.5) / sides
     scale = np.sqrt(2.0) if sides == 4 else 1.0
     ring = scale * (np.cos(angles)[:, None] * across + np.sin(angles)[:, None] * along)
-    return Manifold.hull_points(np.concatenate([start + radius * ring, end + end_radius * ring]))
+    tip = radius if tip is None else tip
+    return Manifold.hull_points(np.concatenate([start + radius * ring, end + tip * ring]))
 
 
-def bar(
-    x: Extent, y: Extent, z: Extent, radius: float, sides: int = ROUND_SEGMENTS, end: float | None = None
-) -> Manifold:
+def bar(x: Extent, y: Extent, z: Extent, radius: float, sides: int = SEGMENTS) -> Manifold:
     """Rod along axes: from the first to the second limit where there are two, a number being a place here."""
     ends = [place if isinstance(place, tuple) else (place, place) for place in (x, y, z)]
-    return rod(*zip(*ends, strict=True), radius, end, sides)
+    return rod(*zip(*ends, strict=True), radius, sides=sides)
 
 
 def tube(path: Float[ndarray, "n 3"], radius: float) -> Manifold:
@@ -91,7 +87,7 @@ def profile(outline: Outline, x: Extent) -> Manifold:
     return slab(outline, limits(x)).transform([[0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0]])
 
 
-def turned(points: Sequence[tuple[float, float]], segments: int = ROUND_SEGMENTS) -> Manifold:
+def turned(points: Sequence[tuple[float, float]], segments: int = SEGMENTS) -> Manifold:
     """Solid of revolution about the z axis from (radius, z) points, listed from bottom to top."""
     outline = [(0.0, points[0][1]), *points, (0.0, points[-1][1])]
     return Manifold.revolve(CrossSection([np.array(outline)]), segments)
@@ -106,11 +102,11 @@ def loft(outlines: Sequence[Outline], heights: Sequence[float | Float[ndarray, "
     rings = np.concatenate([outlines, np.stack(heights)[..., None]], axis=-1)
     count, length, _ = rings.shape
     points = np.concatenate([rings.reshape(-1, 3), rings[:1].mean(axis=1), rings[-1:].mean(axis=1)])
-    here, after, last = np.arange(length), np.roll(np.arange(length), -1), (count - 1) * length
-    faces = [(len(points) - 2, after, here)]
-    for low in range(0, last, length):
-        high = low + length
-        faces += [(low + here, low + after, high + after), (low + here, high + after, high + here)]
-    faces.append((len(points) - 1, last + here, last + after))
+    here = np.arange(count * length).reshape(count, length)
+    after = np.roll(here, -1, axis=1)
+    faces = [(len(points) - 2, after[0], here[0])]
+    for (a, b), (d, c) in pairwise(zip(here, after, strict=True)):
+        faces += [(a, b, c), (a, c, d)]
+    faces.append((len(points) - 1, here[-1], after[-1]))
     corners = np.concatenate([np.stack(np.broadcast_arrays(*face), axis=1) for face in faces])
     return Manifold(Mesh(points.astype(np.float32), corners.astype(np.uint32)))

@@ -3,9 +3,8 @@
 from itertools import pairwise
 
 import numpy as np
-from manifold3d import Manifold
 
-from pointproj.data.furniture.outlines import SIDES, about, beside, limits, superellipse
+from pointproj.data.furniture.outlines import SIDES, about, beside, circle, limits, superellipse
 from pointproj.data.furniture.parts import LEGS, Parts, Rng, four_legs, lean, support
 from pointproj.data.furniture.solids import bar, box, ellipsoid, profile, rod, rounded_box, slab, tube, turned
 
@@ -20,9 +19,21 @@ def chair(rng: Rng) -> Parts:
         yield slab(superellipse(x, y, rng.uniform(3.0, 8.0)), (seat - thickness, seat))
     under = seat - thickness + 0.02
     if base == "legs":
-        yield from _legs(rng, x, y, under)
+        style, radius = rng.pick(*LEGS), rng.uniform(0.02, 0.03)
+        splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
+        leg_x, leg_y = x - radius - 0.02, y - radius - 0.02
+        yield from four_legs(leg_x, leg_y, under, radius, style, splay)
+        if splay == 0.0 and rng.chance(0.5):
+            level = rng.uniform(0.25, 0.6) * under
+            yield from [bar(side * leg_x, limits(leg_y), level, 0.6 * radius, 12) for side in SIDES]
+            yield bar(limits(leg_x), 0, level, 0.6 * radius, 12)
     elif base == "star":
-        yield from _star(x, under)
+        yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
+        for unit in circle(5, 0.25):
+            tip, across = 1.15 * x * unit, 0.022 * np.array([-unit[1], unit[0]])
+            yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
+            yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
+            yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
     elif base == "disc":
         foot = 0.85 * min(x, y)
         yield turned([(foot, 0.0), (foot, 0.025), (0.05, 0.06), (0.04, 0.2), (0.04, under)])
@@ -34,27 +45,6 @@ def chair(rng: Rng) -> Parts:
     yield from _back(rng, x, y, seat)
     if rng.chance(0.4):
         yield from _armrests(rng, x, y, seat)
-
-
-def _legs(rng: Rng, x: float, y: float, under: float) -> Parts:
-    style, radius = rng.pick(*LEGS), rng.uniform(0.02, 0.03)
-    splay = rng.uniform(0.02, 0.06) if rng.chance(0.4) else 0.0
-    x, y = x - radius - 0.02, y - radius - 0.02
-    yield from four_legs(x, y, under, radius, style, splay)
-    if splay == 0.0 and rng.chance(0.5):
-        level = rng.uniform(0.25, 0.6) * under
-        yield from [bar(side * x, limits(y), level, 0.6 * radius, 12) for side in SIDES]
-        yield bar(limits(x), 0, level, 0.6 * radius, 12)
-
-
-def _star(x: float, under: float) -> Parts:
-    yield from [bar(0, 0, (0.07, under), 0.035), bar(0, 0, (0.06, 0.14), 0.05)]
-    for angle in 2 * np.pi * (np.arange(5) + 0.25) / 5:
-        tip = 1.15 * x * np.array([np.cos(angle), np.sin(angle)])
-        across = 0.022 * np.array([-np.sin(angle), np.cos(angle)])
-        yield rod((0, 0, 0.11), (*tip, 0.07), 0.03, 0.02, sides=12)
-        yield rod((*(tip - across), 0.032), (*(tip + across), 0.032), 0.032, sides=16)
-        yield rod((*tip, 0.03), (*tip, 0.075), 0.015, sides=12)
 
 
 def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -79,18 +69,15 @@ def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
         upright.append(rounded_box(x, (-0.035, 0.04), (gap, rise), 0.035))
         upright.append(box(0.05, (0.0, 0.03), (-0.04, gap + 0.1)))
     else:
-        upright.append(_curved_shell(x, rise))
+        angles, depth = np.linspace(np.pi, 0.0, 17), 0.5 * x
+        outer = np.stack([x * np.cos(angles), depth * np.sin(angles)], axis=1)
+        inner = outer * [1 - 0.04 / x, 1 - 0.04 / depth]
+        shell = slab(np.concatenate([inner, outer[::-1]]), (-0.03, rise)).translate([0.0, -depth + 0.03, 0.0])
+        # Front ends of the shell are cut lower than its middle.
+        front = -depth + 0.01
+        cut = np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]])
+        upright.append(shell - profile(cut, 1.0))
     return [lean(part, slope, y - 0.04, seat) for part in upright]
-
-
-def _curved_shell(x: float, rise: float) -> Manifold:
-    angles, depth = np.linspace(np.pi, 0.0, 17), 0.5 * x
-    outer = np.stack([x * np.cos(angles), depth * np.sin(angles)], axis=1)
-    inner = outer * [1 - 0.04 / x, 1 - 0.04 / depth]
-    shell = slab(np.concatenate([inner, outer[::-1]]), (-0.03, rise)).translate([0.0, -depth + 0.03, 0.0])
-    # Front ends of the shell are cut lower than its middle.
-    front = -depth + 0.01
-    return shell - profile(np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]]), 1.0)
 
 
 def _armrests(rng: Rng, x: float, y: float, seat: float) -> Parts:
@@ -171,9 +158,8 @@ def _bucket_seat(rng: Rng, x: float, y: float, seat: float) -> tuple[Parts, floa
     thickness, tall = rng.uniform(0.015, 0.06), rng.uniform(0.3, 0.65)
     middle, half = seat + 0.5 * tall, 0.75 * tall
     outer = ellipsoid((0, 0, middle), (x, y, half))
-    inner = ellipsoid(
-        (0, -0.3 * thickness, middle + thickness), (x - thickness, y - thickness, half - thickness)
-    )
+    radii = (x - thickness, y - thickness, half - thickness)
+    inner = ellipsoid((0, -0.3 * thickness, middle + thickness), radii)
     extent, steep = -rng.uniform(0.0, 0.8) * y, rng.uniform(-0.2, 1.2)
     start, end = seat + rng.uniform(0.05, 0.3) * tall, seat + 2 * tall
     front = [[-1.0, start], [extent, start], [extent + steep * tall, end], [-1.0, end]]
@@ -268,21 +254,20 @@ def varied_sofa(rng: Rng) -> Parts:
         if rng.chance(0.6):
             x = beside(side, half_x - 0.01, half_x + back)
             parts.append(rounded_box(x, (-half_y - deep, half_y), (under, seat + rise), soft))
-    parts += _loose_cushions(rng, half_x, half_y, seat, back)
-    if rng.chance(0.2):  # bent into a curve
-        bend = np.array([0.0, rng.uniform(0.1, 0.35) / half_x, 0.0])
-        parts = [part.refine_to_length(0.15).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in parts]
-    return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
-
-
-def _loose_cushions(rng: Rng, half_x: float, half_y: float, seat: float, back: float) -> Parts:
     count, plump = rng.integers(0, 5), rng.uniform(0.04, 0.1)
-    for left, right in pairwise(np.linspace(-half_x, half_x, count + 1)):
+    for left, right in pairwise(
+        np.linspace(-half_x, half_x, count + 1)
+    ):  # loose cushions, and pillows on them
         gap = rng.uniform(0.003, 0.02)
         x, y = (left + gap, right - gap), (-half_y - 0.02, half_y - back)
-        yield rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump)
+        parts.append(rounded_box(x, y, (seat - 0.02, seat + plump), 0.5 * plump))
         if rng.chance(0.4):
             size = rng.uniform(0.3, 0.48) * (right - left)
             pillow = rounded_box(size, plump, (0.0, 1.6 * size), 0.8 * plump)
             tilted = pillow.rotate([-rng.uniform(5, 30), 0.0, 0.0])
-            yield tilted.translate([0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump])
+            place = [0.5 * (left + right), half_y - back - plump, seat + 0.5 * plump]
+            parts.append(tilted.translate(place))
+    if rng.chance(0.2):  # bent into a curve
+        bend = np.array([0.0, rng.uniform(0.1, 0.35) / half_x, 0.0])
+        parts = [part.refine_to_length(0.15).warp_batch(lambda p: p - bend * p[:, :1] ** 2) for part in parts]
+    return [*parts, *support(rng, half_x, half_y, under, "legs", "plinth", "frames", "panels", "ring")]
