@@ -15,7 +15,7 @@ from pointproj.ops.backends.warp.lanes import LANES, lanes
 from pointproj.ops.backends.warp.traversal import AT_ONCE, Ball, Visitor, ball_search
 
 BLOCK = 128  # threads that share memory
-WAITING = 80  # neighbours of a point that the queue holds
+WAITING = 128  # neighbours of a point that the queue holds
 ROWS_AT_ONCE = 4  # on their way to all lanes of a point, and products that they sum up at a time
 
 

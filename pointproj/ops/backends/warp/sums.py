@@ -34,7 +34,7 @@ from pointproj.ops.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
 VECTOR = 4  # channels that a lane reads in one word on a GPU
-BLOCKS = 4  # of a multiprocessor at a time
+BLOCKS = 3  # of a multiprocessor at a time
 
 
 class Problem(NamedTuple):

@@ -117,23 +117,8 @@ struct AllThreads {
   }
 };
 
-// From Hopper on, the blocks of a kernel may start while the last ones of the kernel before it still work, and wait for
-// those: that hides the time of a launch. Not where each thread has a point of its own: such blocks are few, and would
-// crowd where there is room first, which cost W1's search 5 us.
-POINTPROJ_FN void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-POINTPROJ_FN void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
 template <class Task>
 __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task) {
-  let_next_start();
   __shared__ Shared<32, float> shared[kBuildWarps];
   AllThreads machine;
   machine.shared = &shared[threadIdx.x / 32];
@@ -157,8 +142,6 @@ constexpr int kItems = kThreads<Task> / Task::kLanes;  // of a block
 // Lanes without an item of their own repeat the last one: all of a warp go on together.
 template <class Task>
 __global__ void __launch_bounds__(kThreads<Task>, blocks_at_once<Task>()) each_kernel(const Task task, int64_t items) {
-  let_next_start();
-  wait_for_previous();
   constexpr int kLanes = Task::kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kItems<Task>, item = first + threadIdx.x / kLanes;
   if constexpr (kLanes == 1) {
@@ -204,26 +187,12 @@ struct Device {
   template <class Task>
   void each(const Task& task, int64_t items) const {
     if (items == 0) return;
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
-    launch.blockDim = kThreads<Task>;
-    launch.stream = stream;
-    launch.attrs = &early;
-    launch.numAttrs = Task::kLanes > 1 && starts_early() ? 1 : 0;
-    check(cudaLaunchKernelEx(&launch, each_kernel<Task>, task, items));
+    const auto blocks = static_cast<unsigned>((items + kItems<Task> - 1) / kItems<Task>);
+    each_kernel<Task><<<blocks, kThreads<Task>, 0, stream>>>(task, items);
+    check(cudaGetLastError());
   }
 
  private:
-  // Whether kernels may start before the one before them has ended.
-  bool starts_early() const {
-    static int known[kMostDevices] = {};
-    int& generation = known[index % kMostDevices];
-    if (generation == 0) check(cudaDeviceGetAttribute(&generation, cudaDevAttrComputeCapabilityMajor, index));
-    return generation >= 9;
-  }
   // Blocks that it can hold at once, which is what a cooperative launch may ask for.
   template <class Task>
   int most_build_blocks() const {

@@ -17,11 +17,17 @@ struct AddedRows {
   const Sum* row;
   Matrix<Sum> to;
 
+  // All lanes of a GPU's warp work on one point after another: atomics side by side count as one.
   POINTPROJ_FN void add(const Neighbor<Sum>* list, int size) {
-    for (int c = lanes.lane(); lanes.has_item && c < to.columns; c += Lanes::width) {
-      const Sum own = row[c];
-      for (int i = 0; i < size; ++i) lanes.add(to[list[i].at] + c, list[i].value * own);
-    }
+    lanes.each_point([&](auto of_point, int lane, int width) {
+      const Sum* const from = of_point(row);
+      const Neighbor<Sum>* const neighbors = of_point(list);
+      const int count = of_point(lanes.has_item ? size : 0);
+      for (int c = lane; c < to.columns; c += width) {
+        const Sum own = from[c];
+        for (int i = 0; i < count; ++i) lanes.add(to[neighbors[i].at] + c, neighbors[i].value * own);
+      }
+    });
   }
   POINTPROJ_FN void finish(Sum) const {}
 };
@@ -58,23 +64,19 @@ struct Gradient {
     const Sum base = is_mean ? weights.anchor(at) : Sum(0);
     Sum of_sigma = 0, along[3] = {0, 0, 0};
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
-      for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const int query = of_queries ? at : neighbors[i].at;
-        neighbors[i].value = weights.of(query, sqrt(neighbors[i].value), weighting);
-      }
-      lanes.sync();
-      if constexpr (of_features) rows.add(neighbors, size);
-      for (int first = 0; of_points && lanes.any(first < size); first += Lanes::width) {
-        const Sum product = products.with_neighbor(neighbors, first, size);
+      for (int first = 0; lanes.any(first < size); first += Lanes::width) {
+        const Sum product = of_points ? products.with_neighbor(neighbors, first, size) : Sum(0);
         if (!(first + lanes.lane() < size)) continue;
-        const auto [weight, other] = neighbors[first + lanes.lane()];
+        Neighbor<Sum>& neighbor = neighbors[first + lanes.lane()];
+        const int other = neighbor.at;
+        const Sum far = sqrt(neighbor.value), weight = weights.of(of_queries ? at : other, far, weighting);
+        neighbor.value = weight;
         const Sum* const features = of_queries ? other_values[other] : own_values[at];
-        if (!weighting.counts(features, aggregated.columns)) continue;
-        const Vec3<Real> there = problem.other(other);
-        const Sum far = sqrt(squared_distance<Sum>(point.position, there));
+        if (!of_points || !weighting.counts(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - (of_queries ? own_mean : means[other]));
         if (of_queries) of_sigma += grad_logit * weighting.sigma_term(far, base);
         if (!(far > Sum(0))) continue;
+        const Vec3<Real> there = problem.other(other);
         for (int axis = 0; axis < 3; ++axis) {
           const Sum step = grad_logit * weighting.fall(far) / far * Sum(point.position[axis] - there[axis]);
           along[axis] += step;
@@ -83,6 +85,8 @@ struct Gradient {
           }
         }
       }
+      lanes.sync();
+      if constexpr (of_features) rows.add(neighbors, size);
     });
     if constexpr (of_features) rows.finish(Sum(1));
     if constexpr (!of_points) return;

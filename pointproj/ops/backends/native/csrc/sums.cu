@@ -187,18 +187,11 @@ struct RadiusProblem : Problem {
   Tensor sorted(bool of_queries, const Tensor& values) const {
     using Real = typename Neighbors::Real;
     using Sum = typename Neighbors::Sum;
-    const Tensor made = empty({values.size(0), padded<Neighbors>()}, values);
+    constexpr int64_t kVector = Neighbors::kVector;  // rows begin at multiples of what is read at a time
+    const Tensor made = empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values);
     device().each(SortRows<Real, Sum>{grid<Real>(of_queries).points, matrix<const Sum>(values), matrix<Sum>(made)},
                   values.size(0));
     return made;
-  }
-  // So many columns that rows begin at multiples of what is read at a time; on a GPU, unless that makes them much
-  // longer, at multiples of lines of the cache, of which each is read as few as can be then.
-  template <class Neighbors>
-  int64_t padded() const {
-    const auto up_to = [&](int64_t step) { return (channels() + step - 1) / step * step; };
-    const int64_t least = up_to(Neighbors::kVector), lines = up_to(kLine / sizeof(typename Neighbors::Sum));
-    return kOnGpu && 4 * lines <= 5 * least ? lines : least;
   }
   // The features as they are, where sorting them would take longer than it saves: what is beyond a GPU's cache moves
   // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.

@@ -77,6 +77,21 @@ struct WarpLanes {
   POINTPROJ_FN void add(Sum* to, Sum value) const {
     atomicAdd(to, value);
   }
+  // body(of_point, lane, width) for the points of the warp one after another, by all its threads: of_point(x) is the x
+  // of that point.
+  template <class Body>
+  POINTPROJ_FN void each_point(Body body) const {
+    for (int first = 0; first < 32; first += kWidth) {
+      const auto of_point = [&](auto x) {
+        if constexpr (std::is_pointer_v<decltype(x)>) {
+          return reinterpret_cast<decltype(x)>(__shfl_sync(kAll, reinterpret_cast<unsigned long long>(x), first));
+        } else {
+          return __shfl_sync(kAll, x, first);
+        }
+      };
+      body(of_point, static_cast<int>(threadIdx.x & 31), 32);
+    }
+  }
   template <class T>
   POINTPROJ_FN T take(T x, int source) const {
     return __shfl_sync(kAll, x, source, kWidth);
