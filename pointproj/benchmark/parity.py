@@ -14,7 +14,7 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.libraries import attention_by_einsum
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, PeerNetwork
+from pointproj.benchmark.peers import Contender, Nearest, Pairs
 from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
 from pointproj.ops import reference
 
@@ -167,11 +167,13 @@ class Expected:
     def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
         """The error of a prediction (1, Q), relative in norm, for the weights that the model has now."""
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
-        aggregate = self._aggregate("operator")
-        exact = PeerNetwork(model, lambda *tensors: aggregate(*tensors, self.question.sigma))
+        query, points = self.question.points
         with torch.no_grad():
-            expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
-        return relative_error(prediction[:, rows], expected.squeeze(-1))
+            sums = self._aggregate("operator")(
+                query[rows], points, model.reference_mlp(points), self.question.sigma
+            )
+            expected = model.query_mlp(sums)
+        return relative_error(prediction[:, rows], expected.T)
 
     def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
@@ -199,23 +201,18 @@ class Expected:
         return values.detach(), torch.autograd.grad(values, leaves, self._numbers[rows].double())
 
     def _by_reference(self, form: str) -> tuple[Tensor, list[Tensor]]:
-        aggregate = self._aggregate(form)
-        query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        sigma = torch.tensor(self.question.sigma, dtype=points.dtype, device=self.device)
-        values, gradients = [], [torch.zeros_like(of) for of in (features, query, points, sigma)]
+        aggregate, values = self._aggregate(form), []
+        sigma = torch.tensor(self.question.sigma, dtype=self.problem.query_points.dtype, device=self.device)
+        tensors = *(tensor.flatten(0, -2) for tensor in self.problem[:3]), sigma
+        query, points, features, sigma = (of.detach().clone().requires_grad_() for of in tensors)
         for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True):
-            span = slice(cloud.start, cloud.stop)
+            own = slice(cloud.start, cloud.stop)
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
             for some in rows.to(self.device).split(max(1, pairs // max(1, len(cloud)))):
-                places = span, some, span, ...
-                parts = zip((features, query, points, sigma), places, strict=True)
-                leaves = [of[place].detach().requires_grad_() for of, place in parts]
-                value = aggregate(leaves[1], leaves[2], leaves[0], leaves[3])
-                found = torch.autograd.grad(value, leaves, self._numbers[some])
-                for gradient, place, part in zip(gradients, places, found, strict=True):
-                    gradient[place] += part
+                value = aggregate(query[some], points[own], features[own], sigma)
+                value.backward(self._numbers[some])  # adds to the gradients
                 values.append(value.detach())
-        return torch.cat(values), gradients
+        return torch.cat(values), [of.grad for of in (features, query, points, sigma)]
 
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""
