@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj.benchmark.config import LIST_SUMS, NETWORK, SUMS
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import Question
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem
 from pointproj.training.losses import loss_function

@@ -14,9 +14,13 @@ WORKLOADS = (  # first those that README shows; of the others, what takes long c
     *("w1", "w2", "w2_wide", "scaling", "lists", "attend", "large"),
     *("host", "batches", "import", "farthest", "gino", "geotransolver", "start"),
 )
-OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")
-OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
-MODES = (*OF_OPERATORS, *OF_LISTS, "farthest", "import", "first_step", "whole")
+SEARCH = ("build", "search", "knn")
+SUMS = ("aggregate", "operator", "gradients")
+NETWORK = ("forward", "step")
+LISTS = ("padded", "csr")
+LIST_SUMS = ("aggregate_padded", "aggregate_csr")
+OF_LISTS = (*LISTS, *LIST_SUMS)
+MODES = (*SEARCH, *SUMS, *NETWORK, *OF_LISTS, "farthest", "import", "first_step", "whole")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark import libraries
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
+from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConfig, unknown
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.workloads import HEADS, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark import peers
-from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.config import EXECUTIONS, NETWORK, SUMS
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")

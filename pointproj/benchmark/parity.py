@@ -13,9 +13,10 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.config import LIST_SUMS, NETWORK
 from pointproj.benchmark.libraries import attention_by_einsum
 from pointproj.benchmark.peers import Contender, Nearest, Pairs
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.workloads import Question, Workload
 from pointproj.ops import reference
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from pointproj.benchmark.workloads import NETWORK, SUMS, Question
+from pointproj.benchmark.config import NETWORK, SUMS
+from pointproj.benchmark.workloads import Question
 from pointproj.nn.projector import Projector
 from pointproj.ops.cases import Problem
 from pointproj.runtime.errors import first_line

@@ -12,7 +12,7 @@ import torch
 
 from pointproj.benchmark import large, models, start
 from pointproj.benchmark.calls import Calls
-from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.config import LIST_SUMS, LISTS, NETWORK, SUMS, BenchConfig
 from pointproj.benchmark.contenders import SLOW, Entry, backend_names, entries, executions, peer_names
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
@@ -26,7 +26,7 @@ from pointproj.benchmark.recorder import (
 )
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
 from pointproj.benchmark.timing import measure, measure_host
-from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
+from pointproj.benchmark.workloads import Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import machine_columns, slug
 from pointproj.runtime import distributed
