@@ -86,16 +86,13 @@ class Calls:
 
     def _sums(self, mode: str, compiled: bool) -> Call:
         contender, question = self.contender, self.question
-        if mode in LIST_SUMS:
-            neighbors = contender.find[mode.removeprefix("aggregate_")](question)
-            function = self._function(pointproj.aggregate, compiled)
-            leaves, given = self.leaves, (*self.leaves, neighbors)
-        else:
-            function = self._function(contender.aggregate, compiled)
+        function = pointproj.aggregate if mode in LIST_SUMS else contender.aggregate
+        function = self._function(function, compiled)
         if mode == "aggregate":
             return lambda: function(question, *question.tensors)
-        if mode == "operator":
-            leaves, given = self.leaves, (question, *self.leaves)
+        leaves, given = self.leaves, (question, *self.leaves)
+        if mode in LIST_SUMS:
+            given = *leaves, contender.find[mode.removeprefix("aggregate_")](question)
         elif mode == "gradients":
             points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
             sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)
