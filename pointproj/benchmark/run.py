@@ -138,13 +138,12 @@ class Contest:
         self.recorder, self.workload = recorder, workload
         self.question = asked = workload.question(recorder.device)
         self.expected = Expected(workload, asked)
-        problem = asked.problem
         self.columns = {
             **{"workload": workload.name, "operator": workload.operator, "radius": asked.radius},
-            "queries": problem.query_points.shape[:-1].numel(),
-            "references": problem.reference_points.shape[:-1].numel(),
-            "clouds": len(problem.ranges()),
-            "dtype": str(problem.query_points.dtype).removeprefix("torch."),
+            "queries": len(self.expected.query),
+            "references": len(self.expected.points),
+            "clouds": len(self.expected.clouds),
+            "dtype": str(self.expected.query.dtype).removeprefix("torch."),
         }
         numbers = {"k": asked.k, "r": asked.radius}
         said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
