@@ -99,11 +99,10 @@ def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
     elif name in OTHERS:
         yield from OTHERS[name](config, device_type)
     else:
-        only = replace(config, workloads=[name])
-        for workload in workloads(only, device_type):
+        for workload in workloads(replace(config, workloads=[name]), device_type):
             made = partial(Contest, workload)
             shared = cache(made)  # the clouds are made once
-            for entry in entries(only, workload, device_type):  # importing the peers takes a while
+            for entry in entries(config, workload, device_type):  # importing the peers takes a while
                 last = (workload.name, entry.contender.name) in SLOW
                 rows = 1 if entry.contender.missing else len(entry.measurements)
                 measure = partial(_measure, workload, entry, made if last else shared)
