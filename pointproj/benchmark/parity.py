@@ -36,8 +36,11 @@ class Expected:
         ranges, generator = question.problem.ranges(), torch.Generator().manual_seed(1)
         budget = PAIRS[self.device.type] // len(ranges)
         fewest = FEWEST_QUERIES if len(ranges) == 1 else 1
-        self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in ranges]
-        self.clouds = [slice(r.start, r.stop) for _, r in ranges]
+        self.rows, self.clouds = [], [slice(own.start, own.stop) for _, own in ranges]
+        for queries, own in ranges:
+            order = torch.randperm(len(queries), generator=generator)
+            count = max(fewest, budget // max(1, len(own)))
+            self.rows.append(order[:count].sort().values + queries.start)
         self.checked = torch.cat(self.rows).to(self.device)
         self._sums = cache(self._attention if workload.operator == "attend" else self._by_reference)
 
@@ -225,10 +228,6 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape or not got.isfinite().all():
         return WRONG
     return ((got - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)).item()
-
-
-def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(len(queries), generator=generator)[:count].sort().values + queries.start
 
 
 def _outside(counts: Tensor, fewest: Tensor, largest: Tensor) -> bool:

@@ -150,11 +150,9 @@ def _attend(rows: list[Row]) -> Columns:
 def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
     """Small clouds first; the modes of a cloud beside each other."""
     columns = {}
-    for size in sorted({row.references for row in rows}):
-        for name, said in LISTS.items():
-            for mode, words in modes.items():
-                found = select(rows, workload=name, references=size, mode=mode)
-                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", found, further="mode")
+    for size, name, mode in product(sorted({row.references for row in rows}), LISTS, modes):
+        found = select(rows, workload=name, references=size, mode=mode)
+        columns |= _found({name: LISTS[name]}, f"{{name}} {{size}}, {modes[mode]}", found, further="mode")
     return columns
 
 
