@@ -81,7 +81,7 @@ class Calls:
         find, question = self.contender.find, self.question
         if mode == "search":
             index = find["build"](question)
-            return lambda: find["search"](question, index)
+            return lambda: find["knn"](question, index)
         return _function(lambda: find[mode](question), compiled)
 
     def _sums(self, mode: str, compiled: bool) -> Call:

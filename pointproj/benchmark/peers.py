@@ -52,7 +52,7 @@ class Contender:
 
     name: str  # in the results
     package: str  # the distribution whose version is noted
-    # By mode; "search" takes the index that "build" made, too.
+    # By mode; a backend's "knn" takes the index that its "build" made, too.
     find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
