@@ -14,7 +14,8 @@ from omegaconf import DictConfig
 
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
-from pointproj.runtime import overrides
+from pointproj.runtime import distributed, overrides
+from pointproj.runtime.errors import is_user_error
 
 register_schema()
 
@@ -25,16 +26,12 @@ def bench(composed: DictConfig) -> None:
     try:
         config = to_bench_config(composed)
         from pointproj.benchmark.run import run
-        from pointproj.runtime import distributed
-        from pointproj.runtime.devices import DeviceError
-        from pointproj.runtime.rmm_memory import AllocatorUnavailable
 
-        try:
-            run(config)
-            distributed.leave()
-        except (DeviceError, AllocatorUnavailable) as error:
-            raise ConfigError(str(error)) from None
-    except ConfigError as error:
+        run(config)
+        distributed.leave()
+    except Exception as error:
+        if not is_user_error(error):
+            raise
         sys.exit(f"{type(error).__name__}: {error}")  # without words of Hydra's after it
 
 

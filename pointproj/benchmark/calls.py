@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj.benchmark.config import LIST_SUMS, NETWORK, SUMS
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import Question
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.ops.cases import Problem
 from pointproj.training.losses import loss_function
@@ -80,21 +81,18 @@ class Calls:
         find, question = self.contender.find, self.question
         if mode == "search":
             index = find["build"](question)
-            return lambda: find["search"](question, index)
+            return lambda: find["knn"](question, index)
         return _function(lambda: find[mode](question), compiled)
 
     def _sums(self, mode: str, compiled: bool) -> Call:
         contender, question = self.contender, self.question
-        if mode in LIST_SUMS:
-            neighbors = contender.find[mode.removeprefix("aggregate_")](question)
-            function = self._function(pointproj.aggregate, compiled)
-            leaves, given = self.leaves, (*self.leaves, neighbors)
-        else:
-            function = self._function(contender.aggregate, compiled)
+        function = pointproj.aggregate if mode in LIST_SUMS else contender.aggregate
+        function = self._function(function, compiled)
         if mode == "aggregate":
             return lambda: function(question, *question.tensors)
-        if mode == "operator":
-            leaves, given = self.leaves, (question, *self.leaves)
+        leaves, given = self.leaves, (question, *self.leaves)
+        if mode in LIST_SUMS:
+            given = *leaves, contender.find[mode.removeprefix("aggregate_")](question)
         elif mode == "gradients":
             points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
             sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)

@@ -14,9 +14,13 @@ WORKLOADS = (  # first those that README shows; of the others, what takes long c
     *("w1", "w2", "w2_wide", "scaling", "lists", "attend", "large"),
     *("host", "batches", "import", "farthest", "gino", "geotransolver", "start"),
 )
-OF_OPERATORS = ("build", "search", "knn", "aggregate", "operator", "gradients", "forward", "step")
-OF_LISTS = ("padded", "csr", "aggregate_padded", "aggregate_csr")
-MODES = (*OF_OPERATORS, *OF_LISTS, "farthest", "import", "first_step", "whole")
+SEARCH = ("build", "search", "knn")
+SUMS = ("aggregate", "operator", "gradients")
+NETWORK = ("forward", "step")
+LISTS = ("padded", "csr")
+LIST_SUMS = ("aggregate_padded", "aggregate_csr")
+OF_LISTS = (*LISTS, *LIST_SUMS)
+MODES = (*SEARCH, *SUMS, *NETWORK, *OF_LISTS, "farthest", "import", "first_step", "whole")
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")
@@ -34,9 +38,7 @@ class BenchConfig:
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: who allocates it; with rmm, names end in "+ RMM"
-    sizes: list[int] | None = (
-        None  # of scaling, lists, attend; null: 10^4 to 10^8 (CPU: 10^6), 10^5, 10^5 and 10^6
-    )
+    sizes: list[int] | None = None  # of scaling, lists, attend; null: those of the device, in workloads.py
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
     minutes: float = 8.0  # after this long the rest is left out

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 import pointproj
 from pointproj.benchmark import libraries
-from pointproj.benchmark.config import EXECUTIONS, BenchConfig, unknown
+from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConfig, unknown
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import HEADS, LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.workloads import HEADS, Question, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
@@ -97,15 +97,8 @@ def backend_contender(name: str, workload: Workload) -> Contender:
     """One of our backends on a workload."""
     brute_force = name == "torch" and workload.operator in ("knn", "radius")  # it has no index to build
     without = LIST_SUMS + (NOT_COMPILED if brute_force else ())
+    build, knn = partial(pointproj.build_index, backend=name), partial(pointproj.knn, backend=name)
     lists = partial(pointproj.radius_neighbors, backend=name)
-
-    def build(asked: Question) -> Any:
-        options = {"radius": asked.radius, "reference_offsets": asked.problem.reference_offsets}
-        return pointproj.build_index(asked.points[1], **options, backend=name)
-
-    def knn(asked: Question, index: Any = None) -> Nearest:
-        options = {"index": index, "backend": name, **asked.problem.offsets}
-        return Nearest(*pointproj.knn(*asked.points, asked.k, **options))
 
     def aggregate(asked: Question, *tensors: Tensor) -> Tensor:
         if workload.operator == "attend":
@@ -116,10 +109,11 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         return pointproj.radius_aggregate(*asked.points, *tensors, asked.radius, **options)
 
     find = {
-        "build": build,
-        "padded": lambda asked: lists(*asked.points, asked.radius, max_neighbors=asked.k),
-        "csr": lambda asked: lists(*asked.points, asked.radius, capacity=asked.capacity),
-        "farthest": lambda asked: pointproj.farthest_points(asked.points[0], asked.k, backend=name),
+        "build": lambda q: build(q.points[1], radius=q.radius, reference_offsets=q.problem.reference_offsets),
+        "knn": lambda q, index=None: Nearest(*knn(*q.points, q.k, index=index, **q.problem.offsets)),
+        "padded": lambda q: lists(*q.points, q.radius, max_neighbors=q.k),
+        "csr": lambda q: lists(*q.points, q.radius, capacity=q.capacity),
+        "farthest": lambda q: pointproj.farthest_points(q.points[0], q.k, backend=name),
     }
     return Contender(
         name=name,
@@ -128,7 +122,7 @@ def backend_contender(name: str, workload: Workload) -> Contender:
         operator=workload.operator,
         modes=tuple(mode for mode in workload.modes if mode not in without),
         executions=EXECUTIONS[:2] if name != "auto" and load(name).WAITS else EXECUTIONS,
-        find=find | ({"knn": knn, "search": knn} if workload.operator == "knn" else {}),
+        find=find,
         aggregate=aggregate,
         brute_force=ALL_PAIRS if brute_force else {},
         read=_read,

@@ -56,7 +56,7 @@ class LargeCloud:
     """Points and queries, uniform in [0, 1]^3, of which each process has those of one slab."""
 
     def __init__(self, processes: Processes, device: torch.device, backend: str) -> None:
-        self.processes, self.backend = processes, backend
+        self.processes = processes
         references, queries = SIZES[device.type]
         self.radius = radius_for(references)
         generator = torch.Generator(device).manual_seed(processes.rank)
@@ -75,19 +75,18 @@ class LargeCloud:
         self.checked = chosen.unique()
         self.upstream = torch.zeros_like(self._upstream)
         self.upstream[self.checked] = self._upstream[self.checked]
-        self.slabs = None
+        module, division = pointproj, {}
         if not processes.alone:
-            self.slabs = sharded.make_slabs(self.query_points, self.reference_points, self.radius)
+            slabs = sharded.make_slabs(self.query_points, self.reference_points, self.radius)
+            module, division = sharded, {"slabs": slabs}
+        self.aggregate = partial(module.radius_aggregate, sigma=SIGMA, backend=backend, **division)
 
     def call(self, mode: str) -> Callable[[], tuple[Tensor, ...]]:
         """The call to time: ``aggregate`` gives the values, ``operator`` the gradient of the features too."""
-        cloud = self.query_points, self.reference_points
-        module, division = (pointproj, {}) if self.slabs is None else (sharded, {"slabs": self.slabs})
         features = self.features if mode == "operator" else self.features.detach()
-        settings = {"sigma": SIGMA, "backend": self.backend, **division}
 
         def call() -> tuple[Tensor, ...]:
-            values = module.radius_aggregate(*cloud, features, self.radius, **settings)
+            values = self.aggregate(self.query_points, self.reference_points, features, self.radius)
             gradient = torch.autograd.grad(values, features, self.upstream) if features.requires_grad else ()
             return values.detach(), *gradient
 

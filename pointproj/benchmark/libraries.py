@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark import peers
-from pointproj.benchmark.config import EXECUTIONS
+from pointproj.benchmark.config import EXECUTIONS, NETWORK, SUMS
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, NETWORK, SUMS, Question
+from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Question
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
@@ -48,34 +48,26 @@ _LIBRARIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def peer(
-    name: str,
-    finds: str,
-    function: Callable,
-    returns: str = "",
-    *,
-    traceable: bool = False,
-    **properties: Any,
-) -> Contender:
+def peer(name: str, finds: str, function: Callable, returns: str = "", **properties: Any) -> Contender:
     """A library's peer, with further properties of :class:`Contender`; what it returns is named by ``finds``.
 
     ``knn`` takes query points, reference points and k, and gives distances (perhaps None) and indices, around
     which torch gathers and weighs. All others take a question: ``farthest`` gives rows as chosen, ``padded``
     and ``csr`` what ``read`` turns into pairs. ``knn_sums``, ``sums`` and ``attend`` take the question's
-    tensors too, and give aggregated features. ``traceable`` says that torch.compile can trace it.
+    tensors too, and give aggregated features.
     """
     package, imports, devices = _LIBRARIES[name]
     operator, modes = _FINDS[finds]
-    take = {"find": {finds: function}}
+    facts = {"imports": imports, "devices": devices, "operator": operator, "modes": modes, "returns": returns}
     if finds == "knn":
         peers.SEARCHES[name] = function
-        find = lambda asked: Nearest(*function(*asked.points, asked.k))  # noqa: E731
-        take = {"find": {finds: find}, "aggregate": partial(peers.gather_aggregate, name)}
+        facts["find"] = {finds: lambda asked: Nearest(*function(*asked.points, asked.k))}
+        facts |= {"aggregate": partial(peers.gather_aggregate, name), **TRACED}
     elif "sums" in finds or finds == "attend":
-        take = {"aggregate": function}
-    able = EXECUTIONS[:2] if traceable or finds == "knn" else EXECUTIONS[:1]
-    found = {"operator": operator, "modes": modes, "executions": able, "returns": returns, **take}
-    return Contender(name, package, **{"imports": imports, "devices": devices, **found, **properties})
+        facts["aggregate"] = function
+    else:
+        facts["find"] = {finds: function}
+    return Contender(name, package, **facts | properties)
 
 
 def _sum_pairs(asked: Question, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
@@ -308,8 +300,9 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-EAGER = {"executions": ("eager",)}  # no table shows how their networks run compiled
-TRACED = {"traceable": True, "brute_force": ALL_PAIRS}
+EAGER = {"executions": EXECUTIONS[:1]}  # no table shows how their networks run compiled
+TRACED = {"executions": EXECUTIONS[:2]}  # torch.compile can trace it
+PLAIN = {**TRACED, "brute_force": ALL_PAIRS}
 ON_GPU = {"brute_force": {"cuda": 1e11}}
 TILED = {"brute_force": {"cuda": 3e11}}
 GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
@@ -336,10 +329,10 @@ PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
 BVH_FARTHEST = lambda q: _of("torchbvh.fps")(q.points[0], q.k, mode="exact_bucketed").indices  # noqa: E731
 
 PEERS: list[Contender] = [
-    peer("tutorial torch", "knn_sums", tutorial_knn, **TRACED, bytes_per_pair=16.0),
-    peer("tutorial torch", "sums", tutorial_radius, **TRACED, bytes_per_pair=110.0),
+    peer("tutorial torch", "knn_sums", tutorial_knn, **PLAIN, bytes_per_pair=16.0),
+    peer("tutorial torch", "sums", tutorial_radius, **PLAIN, bytes_per_pair=110.0),
     peer("gather + SDPA", "attend", attention_by_torch),
-    peer("gather + einsum", "attend", attention_by_einsum, traceable=True),
+    peer("gather + einsum", "attend", attention_by_einsum, **TRACED),
     peer("PhysicsNeMo", "attend", physicsnemo_attention, VECTORS, imports=(BLOCK,), compared=False),
     peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),

@@ -121,11 +121,10 @@ def parts(config: BenchConfig, name: str) -> Iterator[Part]:
     for contender, points in model.seconds_on_cpu:
         ours = contender == "pointproj"
         of = {"contender": contender, "package": contender, "kind": "backend" if ours else "peer"}
-        of |= {"workload": name, "operator": "radius", "mode": "step", **model.columns, "references": points}
-        of.setdefault("queries", points)
+        of |= {"workload": name, "operator": "radius", "mode": "step", "queries": points, **model.columns}
         for execution in model.executions:
             measured = partial(_measured, model, ours)
-            yield from one_row(config, measured, LONGEST_S, execution=execution, **of)
+            yield from one_row(config, measured, LONGEST_S, execution=execution, references=points, **of)
 
 
 def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:

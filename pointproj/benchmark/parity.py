@@ -13,9 +13,10 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.config import LIST_SUMS, NETWORK
 from pointproj.benchmark.libraries import attention_by_einsum
-from pointproj.benchmark.peers import Contender, Nearest, Pairs, PeerNetwork
-from pointproj.benchmark.workloads import LIST_SUMS, NETWORK, Question, Workload
+from pointproj.benchmark.peers import Contender, Nearest, Pairs
+from pointproj.benchmark.workloads import Question, Workload
 from pointproj.ops import reference
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}
@@ -29,13 +30,17 @@ class Expected:
     """The reference's results on some of the queries of a question."""
 
     def __init__(self, workload: Workload, question: Question) -> None:
-        self.workload, self.question, self.problem = workload, question, question.problem
-        self.device = self.problem.query_points.device
-        self.ranges = self.problem.ranges()
-        budget = PAIRS[self.device.type] // len(self.ranges)
-        generator = torch.Generator().manual_seed(1)
-        fewest = FEWEST_QUERIES if len(self.ranges) == 1 else 1
-        self.rows = [_some(q, max(fewest, budget // max(1, len(r))), generator) for q, r in self.ranges]
+        self.workload, self.question = workload, question
+        self.query, self.points, self.features = (of.flatten(0, -2) for of in question.problem[:3])
+        self.device = self.query.device
+        ranges, generator = question.problem.ranges(), torch.Generator().manual_seed(1)
+        budget = PAIRS[self.device.type] // len(ranges)
+        fewest = FEWEST_QUERIES if len(ranges) == 1 else 1
+        self.rows, self.clouds = [], [slice(own.start, own.stop) for _, own in ranges]
+        for queries, own in ranges:
+            order = torch.randperm(len(queries), generator=generator)
+            count = max(fewest, budget // max(1, len(own)))
+            self.rows.append(order[:count].sort().values + queries.start)
         self.checked = torch.cat(self.rows).to(self.device)
         self._sums = cache(self._attention if workload.operator == "attend" else self._by_reference)
 
@@ -76,19 +81,17 @@ class Expected:
     @cached_property
     def _nearest(self) -> Tensor:
         """The distances of the k nearest of the checked queries."""
-        queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
-        clouds = zip(self.rows, (points[cloud.start : cloud.stop] for _, cloud in self.ranges), strict=True)
-        found = [reference.knn_search(queries[rows], own, self.question.k) for rows, own in clouds]
+        k, clouds = self.question.k, zip(self.rows, self.clouds, strict=True)
+        found = [reference.knn_search(self.query[rows], self.points[own], k) for rows, own in clouds]
         return self._distances(torch.cat(found))
 
     def _distances(self, indices: Tensor) -> Tensor:
         """(M, k) in fp64, nearest first, from the points themselves; inf where an index is out of range."""
-        queries, points = (tensor.flatten(0, -2) for tensor in self.question.points)
         size = self.question.points[1].shape[-2]  # of each cloud
         first = self.checked[:, None] // self.question.points[0].shape[-2] * size
         exists = (indices >= 0) & (indices < size)
-        neighbors = points[torch.where(exists, first + indices, 0)].double()
-        distances = (queries[self.checked][:, None].double() - neighbors).norm(dim=-1)
+        neighbors = self.points[torch.where(exists, first + indices, 0)].double()
+        distances = (self.query[self.checked][:, None].double() - neighbors).norm(dim=-1)
         return torch.where(exists, distances, torch.inf).sort(dim=1).values
 
     def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
@@ -107,7 +110,7 @@ class Expected:
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
         if found.counts is not None and _outside(found.counts[rows], fewest, largest):
             return WRONG
-        place = torch.full((len(self.problem.query_points),), -1, device=self.device)
+        place = torch.full((len(self.query),), -1, device=self.device)
         place[rows] = torch.arange(len(rows), device=self.device)
         row = place[found.queries]
         checked = row >= 0
@@ -136,7 +139,7 @@ class Expected:
 
         ``rows`` are (count,) or (B, count) as they were chosen; one that is chosen twice gives 1.
         """
-        points = self.problem.query_points.double().view(len(self.ranges), -1, 3)
+        points = self.query.double().view(len(self.clouds), -1, 3)
         nearest = points.new_full(points.shape[:2], torch.inf)
         worst = points.new_zeros(len(points))
         for own in rows.long().view(len(points), -1).split(1, dim=1):
@@ -149,8 +152,7 @@ class Expected:
     @cached_property
     def _pairs(self) -> Tensor:
         """Distances in fp64 from the checked queries to all reference points."""
-        queries, points = self.question.points
-        return reference.squared_distances(queries[self.checked].double(), points.double()).sqrt_()
+        return reference.squared_distances(self.query[self.checked].double(), self.points.double()).sqrt_()
 
     def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
@@ -168,10 +170,10 @@ class Expected:
         """The error of a prediction (1, Q), relative in norm, for the weights that the model has now."""
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
         aggregate = self._aggregate("operator")
-        exact = PeerNetwork(model, lambda *tensors: aggregate(*tensors, self.question.sigma))
         with torch.no_grad():
-            expected = exact(self.problem.query_points[rows], self.problem.reference_points[None])
-        return relative_error(prediction[:, rows], expected.squeeze(-1))
+            hidden = model.reference_mlp(self.points)
+            sums = aggregate(self.query[rows], self.points, hidden, self.question.sigma)
+            return relative_error(prediction[:, rows], model.query_mlp(sums).T)
 
     def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
         """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
@@ -184,10 +186,8 @@ class Expected:
     @cached_property
     def _numbers(self) -> Tensor:
         """The gradient of the loss, a row for each query."""
-        query, _, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        generator = torch.Generator().manual_seed(2)
-        numbers = torch.randn(len(query), features.shape[1], generator=generator, dtype=features.dtype)
-        return numbers.to(self.device)
+        generator, size = torch.Generator().manual_seed(2), (len(self.query), self.features.shape[1])
+        return torch.randn(size, generator=generator, dtype=self.features.dtype).to(self.device)
 
     def _attention(self, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """In fp64, of the checked queries."""
@@ -199,23 +199,17 @@ class Expected:
         return values.detach(), torch.autograd.grad(values, leaves, self._numbers[rows].double())
 
     def _by_reference(self, form: str) -> tuple[Tensor, list[Tensor]]:
-        aggregate = self._aggregate(form)
-        query, points, features = (tensor.flatten(0, -2) for tensor in self.problem[:3])
-        sigma = torch.tensor(self.question.sigma, dtype=points.dtype, device=self.device)
-        values, gradients = [], [torch.zeros_like(of) for of in (features, query, points, sigma)]
-        for rows, (_, cloud) in zip(self.rows, self.ranges, strict=True):
-            span = slice(cloud.start, cloud.stop)
+        aggregate, values = self._aggregate(form), []
+        sigma = self.query.new_tensor(self.question.sigma)
+        tensors = self.features, self.query, self.points, sigma
+        features, query, points, sigma = leaves = [of.detach().clone().requires_grad_() for of in tensors]
+        for rows, own in zip(self.rows, self.clouds, strict=True):
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
-            for some in rows.to(self.device).split(max(1, pairs // max(1, len(cloud)))):
-                places = span, some, span, ...
-                parts = zip((features, query, points, sigma), places, strict=True)
-                leaves = [of[place].detach().requires_grad_() for of, place in parts]
-                value = aggregate(leaves[1], leaves[2], leaves[0], leaves[3])
-                found = torch.autograd.grad(value, leaves, self._numbers[some])
-                for gradient, place, part in zip(gradients, places, found, strict=True):
-                    gradient[place] += part
+            for some in rows.to(self.device).split(max(1, pairs // max(1, own.stop - own.start))):
+                value = aggregate(query[some], points[own], features[own], sigma)
+                value.backward(self._numbers[some])  # adds to the gradients
                 values.append(value.detach())
-        return torch.cat(values), gradients
+        return torch.cat(values), [of.grad for of in leaves]
 
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""
@@ -234,10 +228,6 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     if got.shape != expected.shape or not got.isfinite().all():
         return WRONG
     return ((got - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float32).tiny)).item()
-
-
-def _some(queries: range, count: int, generator: torch.Generator) -> Tensor:
-    return torch.randperm(len(queries), generator=generator)[:count].sort().values + queries.start
 
 
 def _outside(counts: Tensor, fewest: Tensor, largest: Tensor) -> bool:

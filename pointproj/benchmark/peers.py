@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
-from pointproj.benchmark.workloads import NETWORK, SUMS, Question
-from pointproj.nn.projector import Projector
+from pointproj.benchmark.config import NETWORK, SUMS
+from pointproj.benchmark.workloads import Question
+from pointproj.nn.projector import CloudEncoding, Projector
 from pointproj.ops.cases import Problem
 from pointproj.runtime.errors import first_line
 
@@ -51,7 +52,7 @@ class Contender:
 
     name: str  # in the results
     package: str  # the distribution whose version is noted
-    # By mode; "search" takes the index that "build" made, too.
+    # By mode; a backend's "knn" takes the index that its "build" made, too.
     find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
@@ -86,33 +87,27 @@ class Contender:
         """None if what it needs can be imported, else one line with the reason."""
         return next(filter(None, map(import_failure, self.imports)), None)
 
-    def network(self, asked: Question) -> nn.Module:
+    def network(self, asked: Question) -> Projector:
         """A projector, of other libraries its MLPs around their aggregation."""
-        of = {"kind": "knn" if asked.radius is None else "radius", "k": asked.k, "radius": asked.radius}
-        ours = self.kind == "backend"
-        of |= {"sigma": asked.sigma, "hidden_channels": HIDDEN, "backend": self.name if ours else "torch"}
-        projector = Projector(**of)
-
-        def aggregate(*tensors: Tensor) -> Tensor:
-            return self.aggregate(asked._replace(problem=Problem(*tensors)), tensors[2])
-
-        return projector if ours else PeerNetwork(projector, aggregate)
+        kind = "knn" if asked.radius is None else "radius"
+        of = {"kind": kind, "k": asked.k, "radius": asked.radius, "sigma": asked.sigma}
+        if self.kind == "backend":
+            return Projector(**of, hidden_channels=HIDDEN, backend=self.name)
+        return PeerNetwork(self, asked, **of, hidden_channels=HIDDEN, backend="torch")
 
 
-class PeerNetwork(nn.Module):
-    """The projector's two MLPs with another aggregation between them, of points and features of one cloud."""
+class PeerNetwork(Projector):
+    """The projector with a peer's aggregation between its two MLPs, for one cloud."""
 
-    def __init__(self, projector: Projector, aggregate: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.reference_mlp, self.query_mlp = projector.reference_mlp, projector.query_mlp
-        self.aggregate = aggregate
+    def __init__(self, peer: Contender, asked: Question, **of: Any) -> None:
+        super().__init__(**of)
+        self.peer, self.asked = peer, asked
 
-    def forward(
-        self, query_points: Tensor, reference_points: Tensor, features: Tensor | None = None
-    ) -> Tensor:
-        """(Q, 3), (1, N, 3) and (1, N, C) to (1, Q, 1), as the projector's."""
-        hidden = self.reference_mlp(reference_points if features is None else features)[0]
-        return self.query_mlp(self.aggregate(query_points, reference_points[0], hidden))[None]
+    def decode(self, query_points: Tensor, encoding: CloudEncoding, **_: Any) -> Tensor:
+        """(Q, 3) and what the first MLP gives for (1, N, 3) to (1, Q, 1)."""
+        points, hidden = encoding.reference_points[0], encoding.features[0]
+        asked = self.asked._replace(problem=Problem(query_points, points, hidden))
+        return self.query_mlp(self.peer.aggregate(asked, hidden))[None]
 
 
 @functools.cache

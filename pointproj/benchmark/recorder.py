@@ -5,11 +5,11 @@ import logging
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -24,6 +24,7 @@ from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, p
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
 MIB, GIB = 2**20, 2**30
 
@@ -55,7 +56,7 @@ def one_row(
     columns = {"kind": "backend", "execution": "eager"} | columns
     wanted = config.execution is None or columns["execution"] in config.execution
     if wanted and columns["mode"] in config.modes and (columns["kind"] == "backend" or config.peers != []):
-        record = lambda of: of.record(of.blank(**columns), partial(measured, of), longest_s)  # noqa: E731
+        record = lambda of: of.record([of.blank(**columns)], partial(measured, of), longest_s=longest_s)  # noqa: E731
         yield Part(columns["workload"], 1, record)
 
 
@@ -111,7 +112,7 @@ def _call_of(row: Row) -> tuple:
 
 @contextmanager
 def given_up_after(seconds: float) -> Iterator[None]:
-    """Raise in the block once it has taken so long; a call that has begun ends first. For the main thread."""
+    """Raise in the block once it has taken so long, of 0 never; a call ends first. For the main thread."""
 
     def give_up(*_: object) -> None:
         raise NoTime(SKIPPED, f"given up after {seconds:g} s")
@@ -145,26 +146,41 @@ class Recorder:
         columns = {"kind": "backend", "execution": "eager", **columns, **self.machine}
         return Row(contender=contender, package=package_version(package), **columns)
 
-    def is_measured(self, blank: Row) -> bool:
-        """Whether the run whose start the config names has measured a row before it was cut off."""
-        return self.config.started is not None and self.file.holds(blank)
+    def record(
+        self,
+        blanks: Sequence[Row],
+        measured: Callable[[Row], Row],
+        check: Callable[[Sequence[Row]], None] = lambda _: None,
+        longest_s: float = LONGEST_ROW_S,
+    ) -> None:
+        """Add the rows that ``measured`` makes of ``blanks``, once ``check`` has let them pass.
 
-    def record(self, blank: Row, measured: Callable[[Row], Row], longest_s: float = LONGEST_ROW_S) -> None:
-        """Add the row that ``measured`` makes of ``blank``, unless the file has it, or the minutes are over.
-
-        What it raises becomes a row without a time; after ``longest_s`` it is given up.
+        Not those that a run which goes on finds in its file, nor those that the minutes do not hold.
         """
-        if self.is_measured(blank):
+        blanks = [of for of in blanks if self.config.started is None or not self.file.holds(of)]
+        if not blanks or self.attempt(lambda: (check(blanks),), blanks, longest_s) is None:
             return
-        if self.limits.is_over:
-            self.left_out[blank.workload] += 1
-            return
+        for blank in blanks:
+            if self.limits.is_over:
+                self.left_out[blank.workload] += 1
+            elif row := self.attempt(partial(measured, blank), [blank], longest_s):
+                self.add(row)
+
+    def attempt(
+        self, function: Callable[[], T], blanks: Sequence[Row], longest_s: float = LONGEST_ROW_S
+    ) -> T | None:
+        """What a function returns; None if it raises or is given up: each row then says why."""
         try:
             with given_up_after(longest_s):
-                row = measured(blank)
+                return function()
+        except NoTime as reason:
+            found = {"status": reason.status, "parity_error": reason.error, "note": str(reason)}
         except Exception as reason:
-            row = without_time(blank, reason)
-        self.add(row)
+            log.debug("%s failed", blanks[0].key, exc_info=reason)
+            found = {"status": FAILED, "note": first_line(reason)[:300]}
+        for blank in blanks:
+            self.add(replace(blank, **found))
+        return None
 
     def add(self, row: Row) -> None:
         """Keep a row and show it."""
@@ -217,11 +233,3 @@ def check_error(what: str, error: float, allowed: float) -> None:
     if not error <= allowed:
         note = f"not the reference's result: {what}: error {error:.2g}, allowed {allowed:.2g}"
         raise NoTime(WRONG, note, error)
-
-
-def without_time(blank: Row, reason: Exception) -> Row:
-    """The row of a measurement that gave no time, with the reason."""
-    if isinstance(reason, NoTime):
-        return replace(blank, status=reason.status, parity_error=reason.error, note=str(reason))
-    log.debug("%s failed", blank.key, exc_info=reason)
-    return replace(blank, status=FAILED, note=first_line(reason)[:300])

@@ -12,21 +12,14 @@ import torch
 
 from pointproj.benchmark import large, models, start
 from pointproj.benchmark.calls import Calls
-from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.config import LIST_SUMS, LISTS, NETWORK, SUMS, BenchConfig
 from pointproj.benchmark.contenders import SLOW, Entry, backend_names, entries, executions, peer_names
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.recorder import (
-    LONGEST_ROW_S,
-    Part,
-    Recorder,
-    check_error,
-    given_up_after,
-    without_time,
-)
+from pointproj.benchmark.recorder import NoTime, Part, Recorder, check_error
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
 from pointproj.benchmark.timing import measure, measure_host
-from pointproj.benchmark.workloads import LIST_SUMS, LISTS, NETWORK, SUMS, Workload, workloads
+from pointproj.benchmark.workloads import Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
 from pointproj.machine import machine_columns, slug
 from pointproj.runtime import distributed
@@ -99,11 +92,10 @@ def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
     elif name in OTHERS:
         yield from OTHERS[name](config, device_type)
     else:
-        only = replace(config, workloads=[name])
-        for workload in workloads(only, device_type):
+        for workload in workloads(replace(config, workloads=[name]), device_type):
             made = partial(Contest, workload)
             shared = cache(made)  # the clouds are made once
-            for entry in entries(only, workload, device_type):  # importing the peers takes a while
+            for entry in entries(config, workload, device_type):  # importing the peers takes a while
                 last = (workload.name, entry.contender.name) in SLOW
                 rows = 1 if entry.contender.missing else len(entry.measurements)
                 measure = partial(_measure, workload, entry, made if last else shared)
@@ -115,13 +107,11 @@ def _measure(
 ) -> None:
     """Measure the rows of an entry; without clouds, a row says why."""
     gc.collect()  # the clouds of the last workload
-    try:
-        contest = contest_of(recorder)
-    except Exception as reason:
-        (mode, execution), *_ = entry.measurements
-        given = {"workload": workload.name, "operator": workload.operator, **entry.contender.columns}
-        numbers = {"mode": mode, "execution": execution, "queries": 0, "references": 0}
-        recorder.add(without_time(recorder.blank(**given, **numbers), reason))
+    (mode, execution), *_ = entry.measurements
+    given = {"workload": workload.name, "operator": workload.operator, **entry.contender.columns}
+    blank = recorder.blank(**given, mode=mode, execution=execution, queries=0, references=0)
+    contest = recorder.attempt(partial(contest_of, recorder), [blank], longest_s=0)
+    if contest is None:
         return
     gc.freeze()  # each row begins with a collection, and all objects of the libraries take half a second
     try:
@@ -138,13 +128,12 @@ class Contest:
         self.recorder, self.workload = recorder, workload
         self.question = asked = workload.question(recorder.device)
         self.expected = Expected(workload, asked)
-        problem = asked.problem
         self.columns = {
             **{"workload": workload.name, "operator": workload.operator, "radius": asked.radius},
-            "queries": problem.query_points.shape[:-1].numel(),
-            "references": problem.reference_points.shape[:-1].numel(),
-            "clouds": len(problem.ranges()),
-            "dtype": str(problem.query_points.dtype).removeprefix("torch."),
+            "queries": len(self.expected.query),
+            "references": len(self.expected.points),
+            "clouds": len(self.expected.clouds),
+            "dtype": str(self.expected.query.dtype).removeprefix("torch."),
         }
         numbers = {"k": asked.k, "r": asked.radius}
         said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
@@ -156,31 +145,20 @@ class Contest:
 
     def measure(self, entry: Entry) -> None:
         """Add a row for each (mode, execution); the eager results are compared first."""
-        contender, recorder = entry.contender, self.recorder
+        contender, measurements = entry
         if contender.missing:
-            blank = self._blank(contender, contender.modes[0] if contender.modes[0] in LISTS else "-", "-")
-            recorder.add(replace(blank, status=MISSING, note=contender.missing))
-            return
-        blanks = [self._blank(contender, *measurement) for measurement in entry.measurements]
-        blanks = [blank for blank in blanks if not recorder.is_measured(blank)]
-        if not blanks:
-            return
+            measurements = [(contender.modes[0] if contender.modes[0] in LISTS else "-", "-")]
+        blanks = [self._blank(contender, *measurement) for measurement in measurements]
         calls = Calls(contender, self.question)
-        try:
-            recorder.limits.check_growth(blanks[0])
-            with given_up_after(LONGEST_ROW_S):
-                recorder.limits.check_pairs(contender, self.question)
-                self._check_eager(calls, {blank.mode for blank in blanks})
-        except Exception as reason:
-            for blank in blanks:
-                recorder.add(without_time(blank, reason))
-            return
-        for blank in blanks:
-            recorder.record(blank, partial(self._measured, calls))
+        self.recorder.record(blanks, partial(self._measured, calls), partial(self._check, calls))
 
-    def _check_eager(self, calls: Calls, modes: set[str]) -> None:
-        """Compare what the modes rest on: NoTime of a wrong result."""
-        contender = calls.contender
+    def _check(self, calls: Calls, blanks: Sequence[Row]) -> None:
+        """Compare what the modes rest on: NoTime if it is wrong, or cannot be called here."""
+        contender, limits, modes = calls.contender, self.recorder.limits, {blank.mode for blank in blanks}
+        if contender.missing:
+            raise NoTime(MISSING, contender.missing)
+        limits.check_growth(blanks[0])
+        limits.check_pairs(contender, self.question)
         if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
             error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
             check_error("neighbours", error, contender.allowed("knn"))

@@ -19,12 +19,12 @@ from typing import Any
 
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.recorder import Part, one_row
-from pointproj.benchmark.results import Row
 from pointproj.benchmark.timing import percentiles
 from pointproj.machine import PROJECT
 
 TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
+Seconds = dict[str, list[float]]  # of each mode
 NOTHING = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
 IMPORTS = 3
 IMPORT_PROGRAM = """
@@ -53,18 +53,18 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
         for execution in ("cold", "warm"):
             seconds = cache(partial(run_seconds, arguments, device_type, folder))
             for mode in modes:
-                found = partial(lambda of, blank: [of()[blank.mode]], seconds)
-                yield from _row(config, found, mode=mode, execution=execution, **of)
+                yield from _row(config, seconds, mode=mode, execution=execution, **of)
 
 
 def import_parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One, of the import, in new processes, of which the first fills the disk's cache."""
-    seconds = lambda _: [float(answer_of(["-c", IMPORT_PROGRAM])) for _ in range(1 + IMPORTS)][1:]  # noqa: E731
+    once = lambda: float(answer_of(["-c", IMPORT_PROGRAM]))  # noqa: E731
+    seconds = lambda: {"import": [once() for _ in range(1 + IMPORTS)][1:]}  # noqa: E731
     yield from _row(config, seconds, workload="import", contender="pointproj", mode="import")
 
 
-def _row(config: BenchConfig, seconds: Callable[[Row], list[float]], **columns: Any) -> Iterator[Part]:
-    measured = lambda _, blank: replace(blank, **percentiles(seconds(blank), 1)._asdict())  # noqa: E731
+def _row(config: BenchConfig, seconds: Callable[[], Seconds], **columns: Any) -> Iterator[Part]:
+    measured = lambda _, blank: replace(blank, **percentiles(seconds()[blank.mode], 1)._asdict())  # noqa: E731
     return one_row(config, measured, TIMEOUT_S, operator=columns["workload"], **NOTHING, **columns)
 
 
@@ -81,7 +81,7 @@ def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = 
     return ended.stdout.strip().rpartition("\n")[2]
 
 
-def run_seconds(arguments: Sequence[str], device_type: str, shared: TemporaryDirectory) -> dict[str, float]:
+def run_seconds(arguments: Sequence[str], device_type: str, shared: TemporaryDirectory) -> Seconds:
     """Train in a new process with all caches in a folder; errors are those of :func:`answer_of`.
 
     Seconds from the start of the process to the end of the first step, and to its own end.
@@ -95,4 +95,4 @@ def run_seconds(arguments: Sequence[str], device_type: str, shared: TemporaryDir
     answer_of(command, {**os.environ, **caches})
     whole = time.monotonic() - before
     first = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
-    return {"first_step": first - started, "whole": whole}
+    return {"first_step": [first - started], "whole": [whole]}

@@ -7,6 +7,7 @@ python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.m
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,7 @@ Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 def page(*files: list[Row]) -> str:
     """The page of all tables, file after file, GPUs first; ValueError as by :func:`require_one_run`."""
     ordered = sorted(files, key=lambda rows: not any(row.driver for row in rows))
-    text = "\n\n".join(tables(rows) for rows in ordered)
-    return f"{HEAD}\n{text}\n"
+    return "\n".join([HEAD, "\n\n".join(map(tables, ordered)), ""])
 
 
 def tables(rows: list[Row]) -> str:
@@ -110,14 +110,14 @@ def _of_tutorial(rows: list[Row]) -> Groups:
         yield line.label, [row for row in of if row.driver]  # of a GPU, as the tutorial's
 
 
-def _each(key: str, words: Mapping[str, str], **wanted: object) -> Columns:
-    """A column for each value of a key, by what is said for it."""
-    return {said: {key: value, **wanted} for value, said in words.items()}
-
-
-def _both(outer: Columns, between: str, inner: Columns) -> Columns:
-    """A column for each of both."""
-    return {f"{a}{between}{b}": outer[a] | inner[b] for a in outer for b in inner}
+def _columns(between: str = " ", /, **keys: str | Mapping[str, str]) -> Columns:
+    """A column for each combination of values, headed by what is said for them; some values are common."""
+    common = {key: value for key, value in keys.items() if isinstance(value, str)}
+    varied = {key: words for key, words in keys.items() if key not in common}
+    return {
+        between.join(map(dict.get, varied.values(), values)): common | dict(zip(varied, values, strict=True))
+        for values in product(*varied.values())
+    }
 
 
 def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str = "clouds") -> Columns:
@@ -140,19 +140,19 @@ def _scaling(rows: list[Row]) -> Columns:
 
 
 def _attend(rows: list[Row]) -> Columns:
-    gradients = {"with gradients": {"mode": "operator"}, "with gradients, peak MiB": {"mode": "operator"}}
-    sizes = _found({"attend": ""}, "{size}", rows)
-    return _both(sizes, ", ", {"forward": {"mode": "aggregate"}, **gradients})
+    shown = {"forward": "aggregate", "with gradients": "operator", "with gradients, peak MiB": "operator"}
+    sizes = _found({"attend": ""}, "{size}", rows).items()
+    return {
+        f"{size}, {said}": of | {"mode": mode} for (size, of), (said, mode) in product(sizes, shown.items())
+    }
 
 
 def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
     """Small clouds first; the modes of a cloud beside each other."""
     columns = {}
-    for size in sorted({row.references for row in rows}):
-        for name, said in LISTS.items():
-            for mode, words in modes.items():
-                found = select(rows, workload=name, references=size, mode=mode)
-                columns |= _found({name: said}, f"{{name}} {{size}}, {words}", found, further="mode")
+    for size, name, mode in product(sorted({row.references for row in rows}), LISTS, modes):
+        found = select(rows, workload=name, references=size, mode=mode)
+        columns |= _found({name: LISTS[name]}, f"{{name}} {{size}}, {modes[mode]}", found, further="mode")
     return columns
 
 
@@ -162,11 +162,8 @@ def _count(number: int) -> str:
 
 
 _OPERATORS = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
+_HOST_64 = {"knn": "64, kNN", "radius": "64, radius"}
 _HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
-_HOSTS = {
-    **_each("operator", {"knn": "64, kNN", "radius": "64, radius"}, workload="host_64"),
-    **_each("workload", {"host_w1": "W1"}, operator="knn"),
-}
 _BATCHES = {"batch_dense": "dense", "batch_ragged": "ragged"}
 _LARGE = {"aggregate": "forward, ms", "operator": "with the features' gradient, ms"}
 _STARTS = {"first_step": "first step", "whole": "whole run"}
@@ -176,20 +173,18 @@ _STEP_PEAK = {"workload": "w1", "mode": "step"}
 # Title -> columns, or what makes them of the rows; and what makes the lines, if not :func:`_by_execution`.
 _TABLES: dict[str, Any] = {
     "The tutorial's table (W1), reproduced, and ours below it": (
-        _each("mode", {"forward": "forward, ms", "step": "training step, ms"}, workload="w1")
+        _columns(mode={"forward": "forward, ms", "step": "training step, ms"}, workload="w1")
         | {"step, peak MiB": _STEP_PEAK},
         _of_tutorial,
     ),
     "Network, milliseconds (median)": {
         "W1 forward": {"workload": "w1", "mode": "forward"},
-        **_both(_each("workload", NAMED), " ", {"step": {"mode": "step"}}),
+        **_columns(workload=NAMED, mode={"step": "step"}),
         "W1 step, peak MiB": _STEP_PEAK,
     },
-    "Operator alone, index built in each call, milliseconds": _both(
-        _each("workload", NAMED), " ", _each("mode", _OPERATORS)
-    ),
-    "kNN of W1, distances and indices, milliseconds": _each(
-        "mode", {"knn": "built in the call", "search": "ready"}, workload="w1"
+    "Operator alone, index built in each call, milliseconds": _columns(workload=NAMED, mode=_OPERATORS),
+    "kNN of W1, distances and indices, milliseconds": _columns(
+        mode={"knn": "built in the call", "search": "ready"}, workload="w1"
     ),
     "kNN of a cloud within itself, k = 8, distances and indices, index built in the call, ms": _scaling,
     "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": _attend,
@@ -198,18 +193,19 @@ _TABLES: dict[str, Any] = {
         lambda rows: by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
     ),
     "Time that the host takes to issue an eager call, milliseconds": (
-        _both(_HOSTS, ": ", _each("mode", _HOST_MODES)),
+        _columns(": ", workload="host_64", operator=_HOST_64, mode=_HOST_MODES)
+        | _columns(": ", workload={"host_w1": "W1"}, operator="knn", mode=_HOST_MODES),
         by_contender,
     ),
-    "Batches: forward with the features' gradient, milliseconds": _both(
-        _each("workload", _BATCHES), " ", _each("operator", {"knn": "knn", "radius": "radius"})
+    "Batches: forward with the features' gradient, milliseconds": _columns(
+        workload=_BATCHES, operator={"knn": "knn", "radius": "radius"}
     ),
     "Lists of neighbours within a radius, index built in each call, milliseconds": partial(_lists, FORMS),
     "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": partial(
         _lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
     ),
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
-        _each("mode", _LARGE, workload="large")
+        _columns(mode=_LARGE, workload="large")
         | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
         by_contender,
     ),
@@ -217,7 +213,7 @@ _TABLES: dict[str, Any] = {
         _found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points"
     ),
     "From the start of a training run to the end of its first step, and of the run, seconds": (
-        _both(_each("mode", _STARTS), ", ", _each("execution", {s: f"{s} caches" for s in ("cold", "warm")})),
+        _columns(", ", mode=_STARTS, execution={"cold": "cold caches", "warm": "warm caches"}),
         by_contender,
     ),
     "`from pointproj import knn` in a new process, after `import torch`": (
@@ -225,11 +221,11 @@ _TABLES: dict[str, Any] = {
         by_contender,
     ),
 }
-_README = _both(
-    _each("workload", {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}),
-    ": ",
-    {"eager": {"execution": "eager"}, "best": {}},
-)
+_README = {
+    f"{said}: {best}": {"workload": name, **execution}
+    for name, said in {"w1": "kNN, k = 7", "w2": "radius 0.1", "w2_wide": "radius 0.25"}.items()
+    for best, execution in {"eager": {"execution": "eager"}, "best": {}}.items()
+}
 
 
 def renew(page: Path, rows: list[Row]) -> None:
@@ -257,7 +253,7 @@ def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def cell(row: Row | None, form: str = "{ms}") -> str:
+def cell(row: Row | None, form: str) -> str:
     """A row's median time or peak memory in this form, else in short why it was not measured."""
     if row is None or row.status == MISSING:
         return ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.config import EXECUTIONS, OF_LISTS, BenchConfig
+from pointproj.benchmark.config import EXECUTIONS, LISTS, NETWORK, OF_LISTS, SEARCH, SUMS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
@@ -26,11 +26,6 @@ LIST_SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
 CRYSTAL_SIZES = {"cuda": (10**5, 4 * 128**3), "cpu": (10**5,)}
 SELF_K = 8
 
-SEARCH = ("build", "search", "knn")
-SUMS = ("aggregate", "operator", "gradients")
-NETWORK = ("forward", "step")
-LISTS = ("padded", "csr")
-LIST_SUMS = ("aggregate_padded", "aggregate_csr")
 UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
@@ -103,38 +98,34 @@ def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
 
 
 def within_itself(
-    points: Points, k: int, clouds: int | None = None, channels: int | None = None
-) -> Callable[[torch.device], Question]:
+    points: Points, k: int, device: torch.device, *, clouds: int | None = None, channels: int | None = None
+) -> Question:
     """What asks for the k nearest of each point of a cloud, or of so many clouds; one tensor, not two."""
-
-    def question(device: torch.device) -> Question:
-        generator = torch.Generator().manual_seed(0)
-        cloud = points(generator).float().to(device)
-        cloud = cloud.view(clouds, -1, 3) if clouds else cloud
-        features = cloud.new_zeros(*cloud.shape[:-1], 1)
-        if channels:
-            features = torch.randn(len(cloud), channels, generator=generator).to(device)
-        return Question(Problem(cloud, cloud, features), k)
-
-    return question
+    generator = torch.Generator().manual_seed(0)
+    cloud = points(generator).float().to(device)
+    cloud = cloud.view(clouds, -1, 3) if clouds else cloud
+    features = cloud.new_zeros(*cloud.shape[:-1], 1)
+    if channels:
+        features = torch.randn(len(cloud), channels, generator=generator).to(device)
+    return Question(Problem(cloud, cloud, features), k)
 
 
 def list_question(points: Points, device: torch.device) -> Question:
     """What asks for lists of a cloud within itself, with features of its points."""
-    asked = within_itself(points, LIST_K, channels=CHANNELS)(device)
+    asked = within_itself(points, LIST_K, device, channels=CHANNELS)
     cloud = asked.points[0]
     return asked._replace(radius=radius_of(cloud), capacity=LIST_CAPACITY * len(cloud))
 
 
 def crystal_question(size: int, device: torch.device) -> Question:
     """What asks for the 42 neighbours that a point of a crystal has, and itself."""
-    asked = within_itself(crystal(size), CRYSTAL_K)(device)
+    asked = within_itself(crystal(size), CRYSTAL_K, device)
     return asked._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
 
 
 def attention_question(size: int, device: torch.device) -> Question:
     """What asks for attention over the nearest of uniform points, with random queries, keys and values."""
-    asked = within_itself(uniform(size), ATTEND_K, channels=3 * ATTEND_CHANNELS)(device)
+    asked = within_itself(uniform(size), ATTEND_K, device, channels=3 * ATTEND_CHANNELS)
     *attended, values = (part.contiguous() for part in asked.problem.features.chunk(3, dim=1))
     distances, indices = pointproj.knn(*asked.points, ATTEND_K)
     lists = pointproj.Neighbors(indices.long(), distances)
@@ -189,7 +180,6 @@ def furniture_surface(class_name: str, count: int, rng: np.random.Generator) -> 
 
 def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
     """W1 and W2, small clouds for the host's time, and batches."""
-    few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
     if name == "w1":
         fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
         yield Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)
@@ -198,20 +188,19 @@ def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
         asked = of_case(W2 if name == "w2" else W2_WIDE, "radius")
         yield Workload(name, "radius", (*SUMS, "step"), asked, fewer=fewer)
     elif name == "host":
-        settings = {"peers": "none", "executions": ("eager",), "host": True}
+        few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
         cases = [(few, "knn"), (few, "radius")]
         cases += [(replace(W1, id="host_w1"), "knn")] if device_type == "cuda" else []  # else it works itself
         for case, operator in cases:
             modes = ("aggregate", "operator", "step")
-            yield Workload(case.id, operator, modes, of_case(case, operator), **settings)
+            yield Workload(case.id, operator, modes, of_case(case, operator), "none", ("eager",), host=True)
     elif name == "batches":
         shared = {"k": 7, "radius": 0.1, "channels": CHANNELS}
         dense = Case("batch_dense", gaussian(8 * GRID, 8 * 10_000), batch=8, **shared)
         totals = (sum(column) for column in zip(*RAGGED, strict=True))
         ragged = Case("batch_ragged", gaussian(*totals), sizes=RAGGED, **shared)
         for case, operator in product((dense, ragged), ("knn", "radius")):
-            settings = {"peers": "none", "executions": ("eager",)}
-            yield Workload(case.id, operator, ("operator",), of_case(case, operator), **settings)
+            yield Workload(case.id, operator, ("operator",), of_case(case, operator), "none", ("eager",))
 
 
 def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iterator[Workload]:
@@ -223,17 +212,16 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
             every = bool(sizes) or kind == "uniform"
             peers = "all" if every or device_type == "cpu" else "none"
             for size in sizes or SIZES[device_type] if every else [SIZE[device_type]]:
-                asked = within_itself(points(size), SELF_K)
+                asked = partial(within_itself, points(size), SELF_K)
                 yield Workload(f"scaling_{kind}", question=asked, peers=peers, **settings)
-        asked = within_itself(uniform(16 * 10_000), SELF_K, clouds=16)
+        asked = partial(within_itself, uniform(16 * 10_000), SELF_K, clouds=16)
         yield Workload("scaling_batch", question=asked, peers="batched", **settings)
     elif name == "farthest":
-        settings = {"operator": "farthest", "modes": ("farthest",), "executions": ("eager",)}
         for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
-            asked = within_itself(uniform(size * (clouds or 1)), count, clouds)
             if device_type == "cuda" or size * count <= 10**8:
+                asked = partial(within_itself, uniform(size * (clouds or 1)), count, clouds=clouds)
                 peers = "batched" if clouds else "all"
-                yield Workload("farthest", question=asked, peers=peers, **settings)
+                yield Workload("farthest", "farthest", ("farthest",), asked, peers, ("eager",))
     elif name == "lists":
         for size in sizes or LIST_SIZES[device_type]:
             for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
