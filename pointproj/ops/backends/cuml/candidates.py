@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import search as search_all
 from pointproj.ops.clouds import Clouds
+from pointproj.ops.reference import squared_lengths
 
 MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer leave more rows in doubt
 # Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in
@@ -83,7 +84,7 @@ def _of_some(
     in_range = ((proposals >= 0) & (proposals < len(candidates.rows))).all(1)
     proposed = proposals.long().clamp(0, len(candidates.rows) - 1).sort(dim=1).values  # ties: lower row first
     is_repeated = (proposed.diff(dim=1) == 0).any(1)
-    squared, order = _squared_distances(at, candidates.points[proposed]).sort(dim=1, stable=True)
+    squared, order = squared_lengths(at[:, None] - candidates.points[proposed]).sort(dim=1, stable=True)
     nearest = proposed.gather(1, order)[:, :k]
     rows = torch.where(squared[:, :k].isfinite() & is_finite[:, None], candidates.rows[nearest], -1)
 
@@ -114,9 +115,3 @@ def _is_beyond_doubt(shifted: Tensor, squared: Tensor, scale: Tensor, k: int) ->
 
 def _shifted(points: Tensor, center: Tensor, scale: Tensor) -> Tensor:
     return ((points.double() - center) * scale).clamp(-FARTHEST, FARTHEST).contiguous()
-
-
-def _squared_distances(query_points: Tensor, neighbors: Tensor) -> Tensor:
-    """(m, 3) and (m, n, 3) to (m, n), rounded as the reference does."""
-    squares = (query_points[:, None] - neighbors).square_()
-    return squares[..., 0] + squares[..., 1] + squares[..., 2]
