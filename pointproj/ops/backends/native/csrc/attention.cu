@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor> attend(POINTPROJ_ATTENTION, bool) {
   const Tensor result = empty({queries.size(0), queries.size(1)}, queries);
   const Tensor log_sums = empty({queries.size(0), heads}, queries);
   if (keys.size(0) == 0) {
-    problem.device.clear(result.mutable_data_ptr(), result.numel() * static_cast<int64_t>(result.element_size()));
+    clear(problem.device, result);
     return {result, log_sums};
   }
   problem.for_types([&](auto sum, auto lanes) {
@@ -103,9 +103,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, c
   const Tensor d_queries = like(needs[0], queries), means = empty({queries.size(0), heads}, queries);
   const Tensor d_keys = like(of_references, keys), d_values = like(of_references, values);
   const Tensor d_bias = like(needs[3], bias);
-  for (const Tensor& tensor : {d_queries, d_keys, d_values, d_bias}) {
-    problem.device.clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
-  }
+  for (const Tensor& tensor : {d_queries, d_keys, d_values, d_bias}) clear(problem.device, tensor);
   const std::tuple made = {d_queries, needs[1] ? d_keys : none, needs[2] ? d_values : none, d_bias};
   if (keys.size(0) == 0) return made;
   problem.for_types([&](auto sum, auto lanes) {

@@ -4,7 +4,7 @@
 //   Real, Sum                                   of positions and sums
 //   weighting                                   how distances become weights (weights.h)
 //   kVector                                     values of a row that are read at a time
-//   kMayAdd                                     whether gradients may be added up by atomics
+//   kMayAdd                                     whether gradients are added up by atomics where any order will do
 //   own(at)                                     the point that a group of lanes owns
 //   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
 //   other(at)                                   the position of a neighbour that was added by this number
@@ -43,6 +43,7 @@ struct ListedNeighbors {
   using Weighting = Weighting_;
   using Sum = typename Weighting::Sum;
   static constexpr int kVector = 1;
+  // W1's operator with the features' gradient takes 102 us; where rows were inverted and gathered it took 37 us more.
   static constexpr bool kMayAdd = kOnGpu;
 
   const Real* own_points;

@@ -96,6 +96,10 @@ Matrix<T> matrix(const Tensor& tensor) {
   return {data<T>(tensor), static_cast<int>(tensor.size(1))};
 }
 
+inline void clear(const Device& device, const Tensor& tensor) {
+  device.clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
+}
+
 // What a counting sort writes besides its results.
 struct SortBuffers {
   int rows, slots;
