@@ -154,7 +154,7 @@ def _vmap_of(operator: Any, count: int) -> Callable[..., tuple[Any, Any]]:
 
 
 def _selected(value: Any, dim: Any, element: int) -> Any:
-    return value if dim is None or isinstance(value, list) else value.select(dim, element)
+    return value.select(dim, element) if isinstance(dim, int) else value
 
 
 @functools.cache

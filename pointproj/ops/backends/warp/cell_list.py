@@ -33,7 +33,7 @@ class CellList(NamedTuple):
     points: PlaceRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
 
 
-FIELDS[CellList] = dict.fromkeys(("frames", "shapes", "start", "sorted_points"), Tensor | None)
+FIELDS[CellList] = dict.fromkeys(CellList._fields, Tensor | None)
 NO_TABLES = CellList(None, None, None, None)  # for an operator that makes its own
 
 
