@@ -9,7 +9,6 @@ For all others an autograd function of the operator's own does the same without 
 import functools
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -39,51 +38,23 @@ def is_unobserved(args: Sequence[Any]) -> bool:
     return not any(isinstance(a, Tensor) and (is_wrapped(a) or a.is_neg()) for a in args)
 
 
-def taker(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """What takes the values in these places."""
-    return itemgetter(*places) if len(places) > 1 else lambda values: tuple(values[i] for i in places)
-
-
 def all_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The results of an operator, also of one that returns a single tensor."""
     return (made,) if isinstance(made, Tensor) else made
 
 
-def tensor_places(kinds: Sequence[Any]) -> list[int]:
-    return [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
-
-
-class Kept:
-    """How values are kept for a backward: tensors where torch watches over them, others in the context."""
-
-    def __init__(self, kinds: Sequence[Any]) -> None:
-        tensors = tensor_places(kinds)
-        others = [i for i in range(len(kinds)) if i not in tensors]
-        order = [*tensors, *others]
-        self.tensors, self.others = taker(tensors), taker(others)
-        self.ordered = taker([order.index(i) for i in range(len(kinds))])
-
-    def taken(self, ctx: Any, values: Sequence[Any]) -> tuple[Tensor | None, ...]:
-        """The tensors, for torch to save."""
-        ctx.others = self.others(values)
-        return self.tensors(values)
-
-    def restored(self, ctx: Any) -> tuple[Any, ...]:
-        return self.ordered((*ctx.saved_tensors, *ctx.others))
-
-
 class Rule(NamedTuple):
-    """How an operator is differentiated; ``values`` are its arguments, then its outputs, as far as kept.
+    """How an operator is differentiated; ``values`` are its arguments, then its outputs, the first ``keeps``.
 
-    The arguments at ``places`` get gradients, which arrive for the first ``heads`` outputs. ``vjp(grads,
-    needs, values, alone)`` gives a gradient for each place, of any value where ``needs`` is false; grads may
-    be None, and ``alone`` says that the call is unobserved. ``jvp(tangents, values)`` gives derivatives of
-    heads along a tangent for each place, None for zero.
+    The arguments at ``places`` (none given: all tensors) get gradients, which arrive for the first ``heads``
+    outputs. ``vjp(grads, needs, values, alone)`` gives a gradient for each place, of any value where
+    ``needs`` is false; grads may be None, and ``alone`` says that the call is unobserved.
+    ``jvp(tangents, values)`` gives derivatives of heads along a tangent for each place, None for zero.
     """
 
     places: Sequence[int]
     heads: int
-    kept: Kept
+    keeps: int
     vjp: Callable[..., Sequence[Tensor]]
     jvp: Callable[..., Sequence[Tensor]]
 
@@ -91,53 +62,57 @@ class Rule(NamedTuple):
 def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     """Differentiate an operator with ``count`` outputs by a rule, however it is called.
 
-    It has ``names`` of its arguments, and ``body(*args)``, which does what it does without derivatives.
+    It has the annotations of its arguments by name, ``parameters``, and ``body(*args)``, which does what it
+    does without derivatives.
     """
-    places, heads, kept, vjp, jvp = rule
-    take = taker(places)
+    places, heads, keeps, vjp, jvp = rule
+    kinds = [*operator.parameters.values(), *[Tensor] * count]
+    tensors = [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
+    places = places or [i for i in tensors if i < len(operator.parameters)]
+    watched = [i for i in tensors if i < keeps]  # by torch, while they are kept
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        made = (output,) if count == 1 else output
+        values = [*inputs, *all_of(output)]
         if count > heads:
-            ctx.mark_non_differentiable(*made[heads:])
+            ctx.mark_non_differentiable(*values[heads - count :])
         ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
-        ctx.save_for_backward(*kept.taken(ctx, (*inputs, *made)))
+        ctx.save_for_backward(*[values[i] for i in watched])
+        for i in tensors:
+            values[i] = None
+        ctx.others = values[:keeps]
 
-    def backward_of(direct: bool) -> Callable[..., tuple[Any, ...]]:
-        def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-            needs = ctx.needs_input_grad
-            every, wanted = [None] * len(needs), [*take(needs)]
-            alone = direct and not torch.is_grad_enabled() and is_unobserved(grads)
-            made = vjp(grads[:heads], wanted, kept.restored(ctx), alone)
-            for place, gradient, need in zip(places, made, wanted, strict=True):
-                if need:
-                    every[place] = gradient
-            return tuple(every)
-
-        return backward
-
-    torch.library.register_autograd(name, backward_of(False), setup_context=setup_context)
-    methods = {"setup_context": setup_context, "forward": operator.body, "backward": backward_of(True)}
-    function = _function(name, **methods)
-    apply = apply_of(function)
-    go_straight_to(function, methods["backward"])
-
-    def direct(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any_requires_grad(take(args)):
-            return apply(*args)
-        return operator.body(*args)
-
-    def keep_for_both(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+    def setup_both_ways(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         setup_context(ctx, inputs, output)
-        ctx.save_for_forward(*kept.taken(ctx, (*inputs, *all_of(output))))
+        values = *inputs, *all_of(output)
+        ctx.save_for_forward(*[values[i] for i in watched])
+
+    def kept(ctx: Any) -> list[Any]:
+        values = ctx.others.copy()
+        for i, tensor in zip(watched, ctx.saved_tensors, strict=True):
+            values[i] = tensor
+        return values
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad
+        every, needs = [None] * len(needed), [needed[i] for i in places]
+        alone = not torch.is_grad_enabled() and is_unobserved(grads)
+        made = vjp(grads[:heads], needs, kept(ctx), alone)
+        for place, gradient, need in zip(places, made, needs, strict=True):
+            if need:
+                every[place] = gradient
+        return tuple(every)
 
     def along(ctx: Any, *tangents: Tensor | None) -> Any:
-        made = (*jvp(take(tangents), kept.restored(ctx)), *[None] * (count - heads))
+        made = (*jvp([tangents[i] for i in places], kept(ctx)), *[None] * (count - heads))
         return made if count > 1 else made[0]
 
-    methods = {"setup_context": keep_for_both, "forward": operator, "backward": backward_of(False)}
-    function = _function(name, jvp=along, vmap=_vmap_of(operator, count), **methods)
-    operator.direct, operator.transformed = direct, function.apply
+    torch.library.register_autograd(name, backward, setup_context=setup_context)
+    function = _function(name, setup_context=setup_context, forward=operator.body, backward=backward)
+    operator.apply = apply_of(function)
+    go_straight_to(function, backward)
+    methods = {"forward": operator, "backward": backward, "jvp": along, "vmap": _vmap_of(operator, count)}
+    operator.transformed = _function(name, setup_context=setup_both_ways, **methods).apply
+    operator.places = places
     operator.__class__ = _called_in_three_ways(type(operator))
 
 
@@ -163,9 +138,11 @@ def _called_in_three_ways(kind: type) -> type:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
-            args = (*args, *(kwargs[name] for name in self.names[len(args) :]))
+            args = (*args, *(kwargs[name] for name in [*self.parameters][len(args) :]))
         if is_unobserved(args):
-            return self.direct(*args)
+            if torch.is_grad_enabled() and any_requires_grad([args[i] for i in self.places]):
+                return self.apply(*args)
+            return self.body(*args)
         if not is_transforming():
             return kind.__call__(self, *args)
         if torch.compiler.is_compiling():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.eager import Kept, Rule, all_of, register_ways, taker, tensor_places
+from pointproj.ops.bridge.eager import Rule, all_of, register_ways
 from pointproj.ops.bridge.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
@@ -136,8 +136,7 @@ def torch_op(
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
 
-    places = declared.places or tensor_places([*declared.parameters.values()])
-    rule = Rule(places, grad_outputs, Kept([*declared.saved.values()]), vjp, jvp)
+    rule = Rule(declared.places, grad_outputs, len(declared.saved), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
 
 
@@ -154,9 +153,11 @@ class _Declared:
         if unknown:
             raise TypeError(f"{name}: differentiable names no argument of forward: {sorted(unknown)}")
         self.places = [[*self.parameters].index(n) for n in differentiable]
-        self.differentiable_of = taker(self.places)
         self.grads = {f"grad_{i}": Tensor for i in range(grad_outputs)}
         self.saved = self.parameters | {f"output_{i}": Tensor for i in range(self.count)}
+
+    def differentiable_of(self, flat: Sequence[Any]) -> list[Any]:
+        return [flat[place] for place in self.places]
 
     def saved_as(self, flat: Sequence[Any]) -> Saved:
         return Saved(dict(zip(self.parameters, flat, strict=False)), tuple(flat[len(self.parameters) :]))
@@ -190,7 +191,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         return tuple(g + x if need else g for g, x, need in made)
 
     places = [*range(heads), *(heads + 1 + place for place in declared.places)]
-    rule = Rule(places, width, Kept([*parameters.values()]), vjp, jvp)
+    rule = Rule(places, width, len(parameters), vjp, jvp)
     first = _define(f"{declared.name}_backward", parameters, width, run, fake, rule, register)
     return first
 
@@ -211,7 +212,7 @@ def _second_backward_op(declared: _Declared, second_backward: Callable | None) -
         return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
 
     refuse = _refuse(f"{name} has no third derivative")
-    rule = Rule(tensor_places([*parameters.values()]), count, Kept([]), refuse, refuse)
+    rule = Rule((), count, 0, refuse, refuse)
     return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
 
 
@@ -239,7 +240,7 @@ def _define(
 
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
     operator = register(name, body, lambda *args: single_or_all(fake(*args)))
-    operator.names, operator.body = list(parameters), getattr(operator, "alone", body)
+    operator.parameters, operator.body = parameters, getattr(operator, "alone", body)
     register_ways(name, operator, count, rule)
     return operator
 
