@@ -14,7 +14,7 @@ from torch import Tensor
 from pointproj.ops.backends.torch import nearest_rows
 from pointproj.ops.bridge.torch_internals import map_rows
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import ListedNeighbors, MaskedNeighbors, aggregate_chunk
+from pointproj.ops.gradients import Chunk, aggregate_chunk
 from pointproj.ops.records import fields_apart
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
 from pointproj.ops.rounding import largest_square_within
@@ -42,8 +42,9 @@ def aggregate_neighbors(
     weighting: Weighting,
 ) -> Tensor:
     """Weighted mean or sum over neighbour lists, (Q, C)."""
-    neighbors = ListedNeighbors(neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0)
-    aggregated = aggregate_chunk(query_points, reference_points, features, sigma, neighbors, weighting)
+    rows, is_neighbor = neighbor_indices.clamp(min=0).long(), neighbor_indices >= 0
+    whole = Chunk(slice(None), slice(None), is_neighbor, rows)
+    aggregated = aggregate_chunk(whole, weighting, query_points, reference_points, features, sigma)
     return nan_where_query_is_not_finite(aggregated, query_points)
 
 
@@ -55,8 +56,8 @@ def radius_aggregate(
 
     def within(query: Tensor, points: Tensor, values: Tensor, cloud: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
-        neighbors = MaskedNeighbors(is_neighbor)
-        aggregated = aggregate_chunk(query, points, values, sigma, neighbors, weighting)
+        whole = Chunk(slice(None), slice(None), is_neighbor)
+        aggregated = aggregate_chunk(whole, weighting, query, points, values, sigma)
         return nan_where_query_is_not_finite(aggregated, query)
 
     per_reference = (clouds.reference_points, features)

@@ -1,6 +1,7 @@
 """Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from pointproj.ops.gradients import (
     Chunks,
     aggregate,
     aggregate_backward,
-    second_backward_over,
+    aggregate_second_backward,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
 from pointproj.ops.records import FIELDS, fields_apart
@@ -150,8 +151,8 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
         signed(forward, parameters, tuple[Tensor]),
         outputs,
         differentiable=DIFFERENTIABLE,
-        backward=lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks),
-        second_backward=second_backward_over(chunks),
+        backward=partial(aggregate_backward, chunks=chunks),
+        second_backward=partial(aggregate_second_backward, chunks=chunks),
     )
 
 
