@@ -25,7 +25,7 @@ from torch import Tensor
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
-from pointproj.ops.records import fields_apart
+from pointproj.ops.records import fields_apart, nearest_specs
 from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Tables
 from pointproj.ops.rounding import rounded_root
@@ -259,11 +259,4 @@ def _at_once(values_of_each: int, device: torch.device) -> int:
     return max(1, VALUES_AT_ONCE[device.type] // max(1, values_of_each))
 
 
-_nearest = torch_op(
-    "pointproj::brute_force_nearest",
-    _nearest_body,
-    lambda query_points, *others: (
-        ((query_points.shape[0], others[-1]), query_points.dtype),
-        ((query_points.shape[0], others[-1]), torch.int64),
-    ),
-)
+_nearest = torch_op("pointproj::brute_force_nearest", _nearest_body, nearest_specs(None, torch.int64))

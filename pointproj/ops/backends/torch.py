@@ -19,7 +19,7 @@ from pointproj.ops.gradients import (
     aggregate_second_backward,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
-from pointproj.ops.records import FIELDS, fields_apart
+from pointproj.ops.records import FIELDS, fields_apart, nearest_specs
 from pointproj.ops.reference import Weighting, radii_of, squared_distances
 from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
@@ -156,17 +156,12 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
     )
 
 
-_search = torch_op(
-    "pointproj::torch_search",
-    _search_body,
-    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
-)
+_search = torch_op("pointproj::torch_search", _search_body, nearest_specs(torch.int64))
 _radius_search = torch_op(
     "pointproj::torch_radius_search",
     _radius_search_body,
     lambda query_points, *others: (
-        ((query_points.shape[0], others[-1]), query_points.dtype),
-        ((query_points.shape[0], others[-1]), torch.int64),
+        *nearest_specs(None, torch.int64)(query_points, *others),
         ((query_points.shape[0],), torch.int64),
     ),
 )

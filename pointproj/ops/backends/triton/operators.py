@@ -28,7 +28,7 @@ from pointproj.ops.gradients import (
     aggregate_second_backward,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.records import FIELDS, fields_apart, record_of
+from pointproj.ops.records import FIELDS, fields_apart, nearest_specs, record_of
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Summands, Tables
 
@@ -114,11 +114,7 @@ def _sums(
     return operator
 
 
-_search = triton_op(
-    "pointproj::triton_search",
-    _searched,
-    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int32),),
-)
+_search = triton_op("pointproj::triton_search", _searched, nearest_specs(torch.int32))
 count_search("triton_search")
 _LISTED = "query_points", "reference_points", "neighbor_indices"
 _sum_lists = _sums(
