@@ -96,11 +96,10 @@ def knn(
     else:
         module, tables = choose_backend(backend, None, index, reference_points, clouds)
     own = clouds.detached()
-    if periodic is None:
-        distances, rows = module.nearest(own, tables, int(k), index_dtype)
-    else:
-        rows = module.search(periodic.clouds(own), tables, int(k))
-        rows = periodic.merged(rows, own, int(k)).to(index_dtype)
+    searched = own if periodic is None else periodic.clouds(own)
+    distances, rows = module.nearest(searched, tables, int(k), index_dtype)
+    if periodic is not None:
+        rows = periodic.merged(rows, own, int(k))
         distances = distances_of(own, rows, box=periodic)
     distances = with_gradient(distances, rows, clouds, box=periodic)
     if max_radius is not None:

@@ -99,6 +99,7 @@ class Backend(Protocol):
         """Packed rows of the k nearest, int32 or int64, nearest first, -1 where there are fewer.
 
         ``tables`` are what ``build_index`` made for this search, or None: then it builds what it needs.
+        A backend that has ``nearest`` and ``knn_aggregate`` needs no function for this.
         """
 
     def nearest(

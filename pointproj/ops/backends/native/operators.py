@@ -30,10 +30,6 @@ def build_index(
     return (_build_index(reference_points, reference_offsets, count, *radii, _deterministic()),)
 
 
-def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    return nearest(clouds, tables, k, torch.int32)[1]
-
-
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return _knn(*clouds, _table(tables), k, index_dtype == torch.int64)
 

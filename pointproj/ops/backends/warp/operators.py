@@ -10,7 +10,7 @@ from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
 from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
-from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, search, sets_of
+from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, sets_of
 from pointproj.ops.backends.warp.lists import radius_list, radius_search
 from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import launch_sums, new_problem
@@ -33,7 +33,6 @@ __all__ = [
     "radius_aggregate",
     "radius_list",
     "radius_search",
-    "search",
 ]
 ONE_INDEX = True
 
