@@ -29,16 +29,6 @@ RANK = {"cpu": 0, "cuda": 0}
 EXPORTABLE = frozenset({"cpu", "cuda"})
 
 
-def unavailable() -> str | None:
-    return None
-
-
-def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
-) -> Tables:
-    return ()
-
-
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
     return _search(*clouds, k)
 
