@@ -9,11 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, queries_of, rows_in_cloud
+from pointproj.ops.clouds import checked_clouds, queries_of, rows_in_cloud
 from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
 from pointproj.ops.periodic import periodic_box
-from pointproj.ops.registry import Backend, Tables
 
 
 class Neighbors(NamedTuple):
@@ -148,7 +147,12 @@ def radius_neighbors(
             distances = distances_of(points, rows, box=periodic)
     else:
         if capacity is None:
-            tables, capacity = _counted(module, tables, searched, radii)
+            if tables is None:  # both searches take these
+                largest = radii
+                if isinstance(radii, Tensor):
+                    largest = radii.amax() if len(radii) else 1.0
+                tables = module.build_index(*searched[2:], largest)
+            capacity = module.radius_list(searched, tables, radii, 0)[0][-1].item()
         row_splits, rows, distances = module.radius_list(searched, tables, radii, int(capacity))
         total = row_splits[-1]
         if periodic is not None:
@@ -166,15 +170,3 @@ def radius_neighbors(
     rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-
-
-def _counted(
-    module: Backend, tables: Tables | None, searched: Clouds, radii: float | Tensor
-) -> tuple[Tables, int]:
-    """The tables, which are built unless they were given, and how many pairs there are."""
-    if tables is None:
-        largest = radii
-        if isinstance(radii, Tensor):
-            largest = radii.amax() if radii.shape[0] else radii.new_ones(())
-        tables = module.build_index(*searched[2:], largest)  # reference points, their offsets, and the count
-    return tables, int(module.radius_list(searched, tables, radii, 0)[0][-1])
