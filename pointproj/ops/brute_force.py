@@ -25,7 +25,7 @@ from torch import Tensor
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
-from pointproj.ops.records import fields_apart
+from pointproj.ops.records import fields_apart, nearest_specs
 from pointproj.ops.reference import nan_where_query_is_not_finite
 from pointproj.ops.registry import Tables
 from pointproj.ops.rounding import rounded_root
@@ -90,7 +90,7 @@ def _candidates_within(
     limits = (radius * products.scale[0, 0]).square() * (1 + products.slack) - products.of_queries[0]
     limits = limits.masked_fill(~products.searched[0], -torch.inf).to(products.query.dtype)
     limits = torch.nextafter(limits, torch.full_like(limits, torch.inf))
-    for rows in _parts(query.shape[1], products.bias.numel(), query.device):
+    for rows in _parts(query.shape[1], reference.shape[1], query.device):
         values = products.values(rows)[0]
         pairs = ((values <= limits[rows, None]) & (values < torch.inf)).nonzero()
         for queries, columns in (part.T for part in pairs.split(_at_once(query.shape[2], query.device))):
@@ -161,10 +161,8 @@ class _Products(NamedTuple):
     """What squared distances are computed from as a product, of points that were moved and scaled."""
 
     query: Float[Tensor, "b m d+1"]  # -2 a, and 1
-    reference: Float[Tensor, "b d+1 n"]  # b, and the bias
-    bias: Float[
-        Tensor, "b n"
-    ]  # |b|^2 (1 - slack); inf of what is nobody's neighbour, also after the last point
+    # b, and |b|^2 (1 - slack), which is inf for what is nobody's neighbour, also after the last point
+    reference: Float[Tensor, "b d+1 n"]
     of_queries: Float[Tensor, "b m"]  # |a|^2 (1 - slack) less what may have vanished, in float64
     searched: Tensor  # (b, m): queries that are finite
     scale: Float[Tensor, "b 1 1"]  # of lengths, in float64
@@ -190,7 +188,7 @@ class _Products(NamedTuple):
         of_queries = a.double().square().sum(2) * (1 - slack) - 32 * a.shape[2] * limits.tiny
         a = torch.cat([-2 * a, torch.ones_like(a[..., :1])], dim=2)
         b = torch.cat([b, bias[..., None]], dim=2)
-        return cls(a, b.mT, bias, of_queries, finite[0][..., 0], scale, slack)
+        return cls(a, b.mT, of_queries, finite[0][..., 0], scale, slack)
 
     def values(self, rows: slice) -> Float[Tensor, "b rows n"]:
         """Below the scaled squared distance when ``of_queries`` is added, whatever was rounded."""
@@ -259,11 +257,4 @@ def _at_once(values_of_each: int, device: torch.device) -> int:
     return max(1, VALUES_AT_ONCE[device.type] // max(1, values_of_each))
 
 
-_nearest = torch_op(
-    "pointproj::brute_force_nearest",
-    _nearest_body,
-    lambda query_points, *others: (
-        ((query_points.shape[0], others[-1]), query_points.dtype),
-        ((query_points.shape[0], others[-1]), torch.int64),
-    ),
-)
+_nearest = torch_op("pointproj::brute_force_nearest", _nearest_body, nearest_specs(None, torch.int64))

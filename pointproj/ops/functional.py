@@ -1,5 +1,6 @@
 """The public operators that search or aggregate: they check, pack batches, choose the backend, and unpack."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -7,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments, brute_force
+from pointproj.ops.bridge.torch_internals import has_modes, raw_stream
 from pointproj.ops.clouds import as_dtype, checked_clouds, rows_in_cloud, rows_in_packed
 from pointproj.ops.distances import distances_of, with_gradient
 from pointproj.ops.index import Index, build_index, choose_backend
 from pointproj.ops.periodic import periodic_box
 from pointproj.ops.reference import Weighting, counted_features, sigma_in_range
 from pointproj.ops.registry import Summands
-from pointproj.ops.scalars import scalar
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -95,11 +96,10 @@ def knn(
     else:
         module, tables = choose_backend(backend, None, index, reference_points, clouds)
     own = clouds.detached()
-    if periodic is None:
-        distances, rows = module.nearest(own, tables, int(k), index_dtype)
-    else:
-        rows = module.search(periodic.clouds(own), tables, int(k))
-        rows = periodic.merged(rows, own, int(k)).to(index_dtype)
+    searched = own if periodic is None else periodic.clouds(own)
+    distances, rows = module.nearest(searched, tables, int(k), index_dtype)
+    if periodic is not None:
+        rows = periodic.merged(rows, own, int(k))
         distances = distances_of(own, rows, box=periodic)
     distances = with_gradient(distances, rows, clouds, box=periodic)
     if max_radius is not None:
@@ -311,3 +311,24 @@ def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor
     first = torch.where(counts, distances, torch.inf).argmin(1, keepdim=True)
     front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
     return torch.cat([front, rows[:, 1:]], 1)
+
+
+def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor (), not to be written to.
+
+    It is filled on the device, since a copy from the host would wait for it. On a GPU that is one launch in
+    every call, so there numbers are kept, for the stream that they were filled on: on it, they are there. A
+    CUDA graph fills its own, as it needs them for as long as it lives.
+    """
+    kept = device.type == "cuda" and not torch.compiler.is_compiling()
+    # Only an ordinary tensor, with a value already.
+    kept = kept and not (has_modes() or torch.is_inference_mode_enabled())
+    if not kept or torch.cuda.is_current_stream_capturing():
+        return torch.full((), value, dtype=dtype, device=device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _kept(value, dtype, index, raw_stream(index))
+
+
+@functools.lru_cache(maxsize=256)
+def _kept(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=index)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_internals import recording
+from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors
 from pointproj.ops.clouds import rows_of
 from pointproj.ops.records import record_of
 from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, normalized, relative_weights
@@ -29,31 +30,30 @@ from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, no
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
 
 
-class ListedNeighbors(NamedTuple):
-    """Row i's neighbours are ``indices[i]``: features are gathered by row."""
+class Chunk(NamedTuple):
+    """Some of the queries, the reference points they may meet, and which of these are neighbours.
 
-    indices: Tensor  # (m, K), in range also where is_neighbor is false
-    is_neighbor: Tensor  # (m, K)
+    Candidates of row i are the reference points ``indices[i]``, or without indices all of them.
+    """
 
-    def rows_of(self, per_reference: Tensor) -> Tensor:
-        """(m, K, C)"""
-        return rows_of(per_reference, self.indices)
+    query: slice
+    reference: slice
+    is_neighbor: Tensor  # (m, K) of indices, else (m, n)
+    indices: Tensor | None = None  # (m, K), in range also where is_neighbor is false
 
-    def sums(self, weights: Tensor, features: Tensor) -> Tensor:
-        terms = weights[..., None] * self.rows_of(features)
-        return torch.where(self.is_neighbor[..., None], terms, 0.0).sum(1)
-
-
-class MaskedNeighbors(NamedTuple):
-    """Every reference point is a candidate for every row; ``is_neighbor`` (m, N) says which count."""
-
-    is_neighbor: Tensor
+    def parts(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Views of the rows that belong to the chunk, of one value for each differentiable input."""
+        query_points, reference_points, features, sigma = values
+        return query_points[self.query], reference_points[self.reference], features[self.reference], sigma
 
     def rows_of(self, per_reference: Tensor) -> Tensor:
-        """(1, N, C)"""
-        return per_reference[None]
+        """(m, K, C) of indices, else (1, n, C)"""
+        return per_reference[None] if self.indices is None else rows_of(per_reference, self.indices)
 
     def sums(self, weights: Tensor, features: Tensor) -> Tensor:
+        if self.indices is not None:
+            terms = weights[..., None] * self.rows_of(features)
+            return torch.where(self.is_neighbor[..., None], terms, 0.0).sum(1)
         # A matrix product would spread the NaN of one reference point to rows it is no neighbour of.
         finite = features.isfinite()
         has_such_neighbor = self.is_neighbor.to(weights.dtype) @ (~finite).to(weights.dtype) > 0
@@ -61,37 +61,24 @@ class MaskedNeighbors(NamedTuple):
         return sums + torch.where(has_such_neighbor, torch.nan, 0.0)
 
 
-class Chunk(NamedTuple):
-    """Some of the queries, the reference points they may meet, and which of these are neighbours."""
-
-    query: slice
-    reference: slice
-    neighbors: ListedNeighbors | MaskedNeighbors
-
-    def parts(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Views of the rows that belong to the chunk, of one value for each differentiable input."""
-        query_points, reference_points, features, sigma = values
-        return query_points[self.query], reference_points[self.reference], features[self.reference], sigma
-
-
 Chunks = Callable[[dict[str, Any]], Iterator[Chunk]]  # from an operator's inputs
 
 
 def aggregate_chunk(
+    chunk: Chunk,
+    weighting: Weighting,
     query_points: Tensor,
     reference_points: Tensor,
     features: Tensor,
     sigma: Tensor,
-    neighbors: ListedNeighbors | MaskedNeighbors,
-    weighting: Weighting,
 ) -> Tensor:
-    """Aggregated features (m, C) of one chunk."""
-    delta = (query_points[:, None] - neighbors.rows_of(reference_points)).to(sigma.dtype)
-    counts = is_neighbor = neighbors.is_neighbor
+    """Aggregated features (m, C) of the parts that belong to one chunk."""
+    delta = (query_points[:, None] - chunk.rows_of(reference_points)).to(sigma.dtype)
+    counts = is_neighbor = chunk.is_neighbor
     if weighting.reduce == "counted":
-        counts = is_neighbor & (neighbors.rows_of(features[:, -1:]) != 0)[..., 0]
+        counts = is_neighbor & (chunk.rows_of(features[:, -1:]) != 0)[..., 0]
     weights = relative_weights(delta, is_neighbor, counts, sigma, weighting)
-    return neighbors.sums(weights if weighting.reduce == "sum" else normalized(weights, counts), features)
+    return chunk.sums(weights if weighting.reduce == "sum" else normalized(weights, counts), features)
 
 
 def aggregate(inputs: dict[str, Any], chunks: Chunks) -> Tensor:
@@ -105,12 +92,13 @@ def aggregate(inputs: dict[str, Any], chunks: Chunks) -> Tensor:
 
 
 def aggregate_backward(
-    grad: Tensor, needs: dict[str, bool], inputs: dict[str, Any], chunks: Chunks
-) -> tuple[Tensor | None, ...]:
+    grads: Tensors, needs: dict[str, bool], saved: Saved, chunks: Chunks
+) -> OptionalTensors:
     """Gradients of all differentiable inputs, None where not needed."""
+    inputs = saved.inputs
     made = [torch.zeros_like(inputs[name]) for name in DIFFERENTIABLE]
     needed = [needs[name] for name in DIFFERENTIABLE]
-    grad = _zero_where_query_is_not_finite(grad, inputs)
+    grad = _zero_where_query_is_not_finite(grads[0], inputs)
     with _exact_products(grad):
         for chunk, function, values in _functions(inputs, chunks):
             own = first_gradients(function, values, grad[chunk.query], needed)
@@ -118,12 +106,11 @@ def aggregate_backward(
     return tuple(m if need else None for m, need in zip(made, needed, strict=True))
 
 
-def aggregate_second_backward(
-    directions: tuple[Tensor, ...], grad: Tensor, inputs: dict[str, Any], chunks: Chunks
-) -> tuple[Tensor, ...]:
-    """Gradients of sum(direction * gradient) for ``grad`` and all differentiable inputs."""
-    made = [torch.zeros_like(v) for v in (grad, *(inputs[name] for name in DIFFERENTIABLE))]
-    grad = _zero_where_query_is_not_finite(grad, inputs)
+def aggregate_second_backward(directions: Tensors, grads: Tensors, saved: Saved, chunks: Chunks) -> Tensors:
+    """Gradients of sum(direction * gradient) for the upstream one and all differentiable inputs."""
+    inputs = saved.inputs
+    made = [torch.zeros_like(v) for v in (grads[0], *(inputs[name] for name in DIFFERENTIABLE))]
+    grad = _zero_where_query_is_not_finite(grads[0], inputs)
     with _exact_products(grad):
         for chunk, function, values in _functions(inputs, chunks):
             own = second_gradients(function, values, grad[chunk.query], chunk.parts(directions))
@@ -156,17 +143,10 @@ def second_gradients(
         return torch.autograd.grad(total, [grad, *leaves], materialize_grads=True)
 
 
-def second_backward_over(chunks: Chunks) -> Callable[..., tuple[Tensor, ...]]:
-    """:func:`aggregate_second_backward` as :func:`pointproj.ops.bridge.torch_op.torch_op` calls it."""
-    return lambda directions, grads, saved: aggregate_second_backward(
-        directions, grads[0], saved.inputs, chunks
-    )
-
-
 def fill_second_backward(values: dict[str, Any], chunks: Chunks) -> None:
     """:func:`aggregate_second_backward` for a launcher, whose arguments ``values`` hold by name."""
     directions = tuple(values[f"direction_{name}"] for name in DIFFERENTIABLE)
-    made = aggregate_second_backward(directions, values["grad_aggregated"], values, chunks)
+    made = aggregate_second_backward(directions, (values["grad_aggregated"],), Saved(values, ()), chunks)
     for name, gradient in zip(("grad_aggregated", *DIFFERENTIABLE), made, strict=True):
         values[f"d_{name}"].copy_(gradient)
 
@@ -177,8 +157,7 @@ def _functions(
     """The chunks, with each one's function of the differentiable inputs, and their values."""
     weighting, values = record_of(Weighting, inputs), [inputs[name] for name in DIFFERENTIABLE]
     for chunk in chunks(inputs):
-        function = partial(aggregate_chunk, neighbors=chunk.neighbors, weighting=weighting)
-        yield chunk, function, chunk.parts(values)
+        yield chunk, partial(aggregate_chunk, chunk, weighting), chunk.parts(values)
 
 
 def _add(values: Sequence[Tensor | None], into: Sequence[Tensor]) -> None:

@@ -1,7 +1,6 @@
 """Lists of the reference points within a radius of each query: padded, or one after the other (CSR)."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import NamedTuple
 
@@ -10,11 +9,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, checked_clouds, queries_of, rows_in_cloud
+from pointproj.ops.clouds import checked_clouds, queries_of, rows_in_cloud
 from pointproj.ops.distances import differences, distances_of, with_gradient
 from pointproj.ops.index import Index, choose_backend
-from pointproj.ops.periodic import PeriodicBox, periodic_box
-from pointproj.ops.registry import Backend, Tables
+from pointproj.ops.periodic import periodic_box
 
 
 class Neighbors(NamedTuple):
@@ -142,11 +140,19 @@ def radius_neighbors(
         radii = radii.repeat_interleave(periodic.images)
     row_splits = delta = None
     if max_neighbors is not None:
-        search = partial(module.radius_search, searched, tables, radii)
-        distances, rows, counts = _padded(search, points, periodic, int(max_neighbors))
+        distances, rows, counts = module.radius_search(searched, tables, radii, int(max_neighbors))
+        if periodic is not None:
+            rows = periodic.merged(rows, points, int(max_neighbors))
+            counts = counts.view(-1, periodic.images).sum(1)
+            distances = distances_of(points, rows, box=periodic)
     else:
         if capacity is None:
-            tables, capacity = _counted(module, tables, searched, radii)
+            if tables is None:  # both searches take these
+                largest = radii
+                if isinstance(radii, Tensor):
+                    largest = radii.amax() if len(radii) else 1.0
+                tables = module.build_index(*searched[2:], largest)
+            capacity = module.radius_list(searched, tables, radii, 0)[0][-1].item()
         row_splits, rows, distances = module.radius_list(searched, tables, radii, int(capacity))
         total = row_splits[-1]
         if periodic is not None:
@@ -164,39 +170,3 @@ def radius_neighbors(
     rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
-
-
-def _padded(
-    search: Callable[[int], tuple[Tensor, Tensor, Tensor]],
-    points: Clouds,
-    periodic: PeriodicBox | None,
-    k: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances (Q, k), rows (Q, k) and counts (Q,) of a search for at most as many as there are points."""
-    most = min(k, points.reference_points.shape[0])
-    if most:
-        distances, rows, counts = search(most)
-        if periodic is not None:
-            rows = periodic.merged(rows, points, k)
-            counts = counts.view(-1, periodic.images).sum(1)
-    else:
-        counts = points.query_points.new_zeros(points.query_points.shape[0], dtype=torch.int64)
-        rows = counts[:, None][:, :0]
-    missing = k - rows.shape[1]
-    if missing:
-        rows = torch.nn.functional.pad(rows, (0, missing), value=-1)
-    if missing or periodic is not None:
-        distances = distances_of(points, rows, box=periodic)
-    return distances, rows, counts
-
-
-def _counted(
-    module: Backend, tables: Tables | None, searched: Clouds, radii: float | Tensor
-) -> tuple[Tables, int]:
-    """The tables, which are built unless they were given, and how many pairs there are."""
-    if tables is None:
-        largest = radii
-        if isinstance(radii, Tensor):
-            largest = radii.amax() if radii.shape[0] else radii.new_ones(())
-        tables = module.build_index(*searched[2:], largest)  # reference points, their offsets, and the count
-    return tables, int(module.radius_list(searched, tables, radii, 0)[0][-1])

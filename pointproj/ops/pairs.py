@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds, chunks_of
-from pointproj.ops.gradients import Chunk, ListedNeighbors, MaskedNeighbors
+from pointproj.ops.gradients import Chunk
 from pointproj.ops.records import record_of
 from pointproj.ops.reference import radii_of, squared_distances
 from pointproj.ops.rounding import largest_squares_within
@@ -58,15 +58,14 @@ def cloud_numbers(offsets: Tensor | None, size: int, clouds: int, device: torch.
 def chunks_within(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over all points within ``radius``: its inputs hold clouds and radius."""
     for query, reference, _, is_neighbor in masks_within(record_of(Clouds, inputs), inputs["radius"]):
-        yield Chunk(query, reference, MaskedNeighbors(is_neighbor))
+        yield Chunk(query, reference, is_neighbor)
 
 
 def listed_chunks(inputs: dict[str, Any]) -> Iterator[Chunk]:
     """The chunks of an operator over neighbour lists: its inputs hold ``neighbor_indices`` (Q, k)."""
     lists = inputs["neighbor_indices"]
     for query in chunks_of(lists, inputs["features"].shape[1]):
-        neighbors = ListedNeighbors(lists[query].clamp(min=0).long(), lists[query] >= 0)
-        yield Chunk(query, slice(None), neighbors)
+        yield Chunk(query, slice(None), lists[query] >= 0, lists[query].clamp(min=0).long())
 
 
 def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pointproj.ops.clouds import Clouds
@@ -45,3 +46,13 @@ def fields_apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
     flat.__signature__ = signature.replace(parameters=parameters)
     return flat
+
+
+def nearest_specs(*dtypes: torch.dtype | None) -> Callable[..., tuple]:
+    """The outputs (Q, k) of an operator ``(query_points, ..., k)``; None is the dtype of the points."""
+
+    def outputs(query_points: Tensor, *others: Any) -> tuple:
+        shape = query_points.shape[0], others[-1]
+        return tuple((shape, dtype or query_points.dtype) for dtype in dtypes)
+
+    return outputs

@@ -231,17 +231,6 @@ def nearest_of(
     return nearest.masked_fill(nearest.isinf(), 0.0)
 
 
-class Kernel(NamedTuple):
-    """A row of the table: ``log(d, sigma, weighting)`` is the logarithm of a kernel.
-
-    ``relative(d, nearest, sigma, weighting)`` is that less the logarithm at the nearest of its row, but of
-    the compact kernel.
-    """
-
-    log: Callable[[Tensor, float | Tensor, Weighting], Tensor]
-    relative: Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]
-
-
 def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
     total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # of the nearest itself, 0 times inf
     return (nearest - d) / sigma * total / 2
@@ -257,15 +246,19 @@ def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
     return torch.where(inside, 2 * torch.where(inside, rest, 1.0).log(), -torch.inf)
 
 
-TABLE = {
-    "exponential": Kernel(lambda d, sigma, _: -d / sigma, lambda d, nearest, sigma, _: (nearest - d) / sigma),
-    "gaussian": Kernel(lambda d, sigma, _: -(d / sigma).square() / 2, _relative_gaussian),
-    "inverse_distance": Kernel(
-        lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
-        _relative_inverse_distance,
-    ),
-    "uniform": Kernel(lambda d, *_: torch.zeros_like(d), lambda d, *_: torch.zeros_like(d)),
-    "compact": Kernel(_compact_log, lambda d, _, *rest: _compact_log(d, *rest)),
+# Of each kernel its logarithm, at a distance d.
+TABLE: dict[str, Callable[[Tensor, float | Tensor, Weighting], Tensor]] = {
+    "exponential": lambda d, sigma, _: -d / sigma,
+    "gaussian": lambda d, sigma, _: -(d / sigma).square() / 2,
+    "inverse_distance": lambda d, _, weighting: -weighting.power * d.clamp(min=weighting.eps).log(),
+    "uniform": lambda d, *_: torch.zeros_like(d),
+    "compact": _compact_log,
+}
+# That less the logarithm at the nearest of its row, where weights of a mean are relative to it.
+RELATIVE: dict[str, Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]] = {
+    "exponential": lambda d, nearest, sigma, _: (nearest - d) / sigma,
+    "gaussian": _relative_gaussian,
+    "inverse_distance": _relative_inverse_distance,
 }
 KERNELS = tuple(TABLE)
 
@@ -278,10 +271,10 @@ def kernel_weights(
     weighting: Weighting,
 ) -> Float[Tensor, "*pairs"]:
     """The kernel at each neighbour, 0 for all others; relative to the row's ``nearest`` if that is given."""
-    if nearest is None:
-        logits = TABLE[weighting.kernel].log(distances, sigma, weighting)
+    if nearest is None or weighting.kernel not in RELATIVE:
+        logits = TABLE[weighting.kernel](distances, sigma, weighting)
     else:
-        logits = TABLE[weighting.kernel].relative(distances, nearest, sigma, weighting)
+        logits = RELATIVE[weighting.kernel](distances, nearest, sigma, weighting)
         # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
         logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()

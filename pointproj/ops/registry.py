@@ -69,7 +69,8 @@ class Backend(Protocol):
     ONE_INDEX: bool = False
 
     def unavailable(self) -> str | None:
-        """None if this backend can run here, else one sentence: what is missing, and how to get it."""
+        """None (default) if this backend can run here, else one sentence: what is missing, how to get it."""
+        return None
 
     def unavailable_on(self, device_type: str) -> str | None:
         """As ``unavailable``, of what only one type of device needs, such as a driver; None by default."""
@@ -89,16 +90,18 @@ class Backend(Protocol):
         count: int,
         radius: float | Float[Tensor, ""] | None,
     ) -> Tables:
-        """Whatever speeds up one search among these packed points, as tensors; ``()`` if there is nothing.
+        """Whatever speeds up one search among these packed points, as tensors; by default nothing, ``()``.
 
         Without a radius the tables are for ``search``; with one (a tensor: the largest of several) for those
         within it, which must be right for every other radius too.
         """
+        return ()
 
     def search(self, clouds: Clouds, tables: Tables | None, k: int) -> Int[Tensor, "q k"]:
         """Packed rows of the k nearest, int32 or int64, nearest first, -1 where there are fewer.
 
         ``tables`` are what ``build_index`` made for this search, or None: then it builds what it needs.
+        A backend that has ``nearest`` and ``knn_aggregate`` needs no function for this.
         """
 
     def nearest(
@@ -161,7 +164,7 @@ class Backend(Protocol):
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
 VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX")
-FUNCTIONS = ("unavailable_on", "unbuilt", "nearest", "knn_aggregate")
+FUNCTIONS = ("unavailable", "unavailable_on", "unbuilt", "build_index", "nearest", "knn_aggregate")
 
 
 @functools.cache

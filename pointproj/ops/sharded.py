@@ -13,8 +13,6 @@ is replicated has its whole gradient in every process. All calls are collective:
 makes them, in the same order, even if it has no points.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -67,8 +65,7 @@ def replicated(tensor: Float[Tensor, "*shape"], group: ProcessGroup | None = Non
     """
     tensor = tensor.view_as(tensor)
     if tensor.requires_grad:
-        summed = partial(_summed, group=group)
-        tensor.register_hook(lambda grad: _Linear.apply(grad, summed, summed))
+        tensor.register_hook(lambda grad: _Sum.apply(grad, group))
     return tensor
 
 
@@ -159,15 +156,11 @@ def radius_aggregate(
     _check_slabs(slabs, query_points, radius, index)
     arguments.check_features(features, reference_points)
     group, own, halo = slabs.group, slabs.queries, slabs.references
-    there = partial(_exchanged, sent=own.sent, received=own.received, group=group)
-    back = partial(_exchanged, sent=own.received, received=own.sent, group=group)
-    queries = _Linear.apply(query_points.index_select(0, own.rows), there, back)
-    complete = partial(_completed, route=halo, group=group)
-    divide = partial(_divided, route=halo, group=group, size=len(reference_points))
-    cloud = (_Complete.apply(tensor, complete, divide) for tensor in (reference_points, features))
+    queries = _Exchange.apply(query_points.index_select(0, own.rows), own.sent, own.received, group)
+    cloud = (_Complete.apply(tensor, halo, group) for tensor in (reference_points, features))
     (sigma,) = _replicated(group, sigma)
     results = functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
-    returned = _Linear.apply(results, back, there)
+    returned = _Exchange.apply(results, own.received, own.sent, group)
     return returned.index_select(0, slabs.back)
 
 
@@ -270,58 +263,55 @@ def _replicated(group: ProcessGroup | None, *values: float | Tensor) -> list[flo
     return [replicated(value, group) if isinstance(value, Tensor) else value for value in values]
 
 
-class _Linear(torch.autograd.Function):
-    """A linear map of tensors of all processes; its derivative is the transposed map, of which it is that."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, linear: Callable, transposed: Callable) -> Tensor:
-        ctx.maps = transposed, linear
-        return linear(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Linear.apply(grad, *ctx.maps), None, None
-
-
-class _Complete(_Linear):
-    """:func:`_completed`: a cloud that fills the device is stored once more in forward, its gradient once."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():
-            return _Linear.backward(ctx, grad)
-        # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
-        return ctx.maps[0](grad.contiguous(), in_place=True), None, None
-
-
-def _summed(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+class _Sum(torch.autograd.Function):
     """The sum over all processes, in each."""
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _Sum.apply(grad, ctx.group), None
 
 
-def _exchanged(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None) -> Tensor:
+class _Exchange(torch.autograd.Function):
     """Rows of other processes, for rows to them."""
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-    return arrived
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup | None
+    ) -> Tensor:
+        ctx.way_back = received, sent, group
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Exchange.apply(grad, *ctx.way_back), None, None, None
 
 
-def _completed(rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
-    """A process's rows, and after them those of others that it lacks."""
-    whole = rows.new_empty(len(rows) + sum(route.received), *rows.shape[1:])
-    whole[: len(rows)] = rows
-    sent = rows.index_select(0, route.rows)
-    dist.all_to_all_single(whole[len(rows) :], sent, route.received, route.sent, group=group)
-    return whole
+class _Complete(torch.autograd.Function):
+    """A process's rows, and after them those of others that it lacks.
 
+    A cloud that fills the device is stored once more in forward, its gradient once.
+    """
 
-def _divided(
-    whole: Tensor, route: Route, group: ProcessGroup | None, size: int, in_place: bool = False
-) -> Tensor:
-    """Send what follows the first ``size`` rows back to where it came from, and add it there."""
-    if not in_place:
-        whole = whole.clone(memory_format=torch.contiguous_format)
-    back = _exchanged(whole[size:], route.received, route.sent, group)
-    return whole[:size].index_add_(0, route.rows, back)
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
+        ctx.given = len(rows), route, group
+        halo = _Exchange.apply(rows.index_select(0, route.rows), route.sent, route.received, group)
+        return torch.cat([rows, halo])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        size, route, group = ctx.given
+        back = _Exchange.apply(grad[size:], route.received, route.sent, group)
+        if torch.is_grad_enabled():
+            return grad[:size].index_add(0, route.rows, back), None, None
+        # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
+        return grad[:size].contiguous().index_add_(0, route.rows, back), None, None

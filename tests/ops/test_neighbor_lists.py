@@ -109,6 +109,17 @@ def test_no_points_in_an_odd_layout(lists: Callable, where: Where):
         assert len(lists(Problem(query, others, others), 0.3, capacity=None).indices) == 0
 
 
+@pytest.mark.parametrize("k", [9, 40, 150])
+@pytest.mark.parametrize("references", [0, 5])
+def test_more_neighbors_than_points(references: int, k: int, lists: Callable, where: Where):
+    query = torch.rand(5, 3, device=where.device)
+    points, missing = query[:references], k - references
+    nearest = lists(Problem(query, points, points), 9.0, max_neighbors=k)
+    assert nearest.counts.tolist() == [references] * 5
+    assert nearest.indices.sort(1).values.tolist() == [[-1] * missing + list(range(references))] * 5
+    assert torch.equal(nearest.distances.isinf(), nearest.indices == -1)
+
+
 @pytest.mark.parametrize("name", BATCHES)
 def test_nearest_within_a_largest_radius(name: str, where: Where):
     where.skip_unless("knn", "radius")

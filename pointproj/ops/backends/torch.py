@@ -1,6 +1,7 @@
 """Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from pointproj.ops.gradients import (
     Chunks,
     aggregate,
     aggregate_backward,
-    second_backward_over,
+    aggregate_second_backward,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
-from pointproj.ops.records import FIELDS, fields_apart
+from pointproj.ops.records import FIELDS, fields_apart, nearest_specs
 from pointproj.ops.reference import Weighting, radii_of, squared_distances
 from pointproj.ops.registry import Summands, Tables
 from pointproj.ops.rounding import rounded_root
@@ -26,16 +27,6 @@ from pointproj.ops.rounding import rounded_root
 OPERATORS = frozenset({"knn", "radius", "attend", "farthest"})
 RANK = {"cpu": 0, "cuda": 0}
 EXPORTABLE = frozenset({"cpu", "cuda"})
-
-
-def unavailable() -> str | None:
-    return None
-
-
-def build_index(
-    reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
-) -> Tables:
-    return ()
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -150,22 +141,17 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
         signed(forward, parameters, tuple[Tensor]),
         outputs,
         differentiable=DIFFERENTIABLE,
-        backward=lambda grads, needs, saved: aggregate_backward(grads[0], needs, saved.inputs, chunks),
-        second_backward=second_backward_over(chunks),
+        backward=partial(aggregate_backward, chunks=chunks),
+        second_backward=partial(aggregate_second_backward, chunks=chunks),
     )
 
 
-_search = torch_op(
-    "pointproj::torch_search",
-    _search_body,
-    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
-)
+_search = torch_op("pointproj::torch_search", _search_body, nearest_specs(torch.int64))
 _radius_search = torch_op(
     "pointproj::torch_radius_search",
     _radius_search_body,
     lambda query_points, *others: (
-        ((query_points.shape[0], others[-1]), query_points.dtype),
-        ((query_points.shape[0], others[-1]), torch.int64),
+        *nearest_specs(None, torch.int64)(query_points, *others),
         ((query_points.shape[0],), torch.int64),
     ),
 )

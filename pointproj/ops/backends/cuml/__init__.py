@@ -22,7 +22,7 @@ from pointproj.ops.backends.cuml.candidates import Candidates, candidates_of, ex
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.pairs import rows_of_clouds
-from pointproj.ops.records import fields_apart
+from pointproj.ops.records import fields_apart, nearest_specs
 from pointproj.ops.registry import Tables
 
 OPERATORS = frozenset({"knn"})
@@ -186,8 +186,4 @@ _build_index = torch_op(
     _build_body,
     lambda reference_points, reference_offsets, clouds: (((1,), reference_points.dtype),),
 )
-_search = torch_op(
-    "pointproj::cuml_search",
-    _search_body,
-    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int64),),
-)
+_search = torch_op("pointproj::cuml_search", _search_body, nearest_specs(torch.int64))

@@ -3,6 +3,7 @@
 The sources of ``csrc`` end with their schemas. Importing this module loads the library.
 """
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -13,7 +14,7 @@ from pointproj.ops.backends.native.build import extension
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.torch_op import Saved, Spec, Tensors
 from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward, second_backward_over
+from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.pairs import chunks_within, listed_chunks
 from pointproj.ops.registry import Summands, Tables
 
@@ -27,10 +28,6 @@ def build_index(
 ) -> Tables:
     radii = _number_or_tensor(radius)
     return (_build_index(reference_points, reference_offsets, count, *radii, _deterministic()),)
-
-
-def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    return nearest(clouds, tables, k, torch.int32)[1]
 
 
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -156,7 +153,7 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
 def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
     if saved.inputs["neighbor_indices"] is None:
         saved.inputs["neighbor_indices"] = saved.outputs[2]
-    return aggregate_second_backward(directions, grads[0], saved.inputs, listed_chunks)
+    return aggregate_second_backward(directions, grads, saved, listed_chunks)
 
 
 _library = extension()
@@ -191,7 +188,7 @@ _radius_aggregate = cpp_op(
     "native_radius_aggregate",
     _radius_sums,
     differentiable=DIFFERENTIABLE,
-    second_backward=second_backward_over(chunks_within),
+    second_backward=partial(aggregate_second_backward, chunks=chunks_within),
 )
 _attend = cpp_op(
     _library,

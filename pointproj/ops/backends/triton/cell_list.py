@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pointproj.ops import pairs
 from pointproj.ops.backends.triton.arithmetic import is_finite, load_points
 from pointproj.ops.backends.triton.traversal import cell_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
@@ -50,11 +51,7 @@ def cloud_numbers(points: Tensor, offsets: Tensor | None, clouds: int) -> Tensor
     """The cloud of each packed point, (N,) int32; of a single cloud, what a kernel can take in its place."""
     if clouds == 1:
         return points.new_empty(0, dtype=torch.int32)
-    count = points.shape[0]
-    rows = torch.arange(count, dtype=torch.int32, device=points.device)
-    if offsets is None:
-        return rows // max(1, count // clouds)
-    return torch.searchsorted(offsets, rows, right=True, out_int32=True) - 1
+    return pairs.cloud_numbers(offsets, points.shape[0], clouds, points.device).int()
 
 
 def cell_numbers(points: Tensor, clouds_of: Tensor, frame: Tensor, side: int, clouds: int) -> Tensor:

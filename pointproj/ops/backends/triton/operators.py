@@ -4,6 +4,7 @@ On a CPU there are no tables, and torch operators do the work.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,10 +25,10 @@ from pointproj.ops.gradients import (
     Chunks,
     aggregate,
     aggregate_backward,
-    second_backward_over,
+    aggregate_second_backward,
 )
 from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.records import FIELDS, fields_apart, record_of
+from pointproj.ops.records import FIELDS, fields_apart, nearest_specs, record_of
 from pointproj.ops.reference import Weighting
 from pointproj.ops.registry import Summands, Tables
 
@@ -98,7 +99,7 @@ def _sums(
 
     def backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         if not runs_kernels(grads[0]) or torch.are_deterministic_algorithms_enabled():
-            return aggregate_backward(grads[0], needs, saved.inputs, chunks)
+            return aggregate_backward(grads, needs, saved, chunks)
         return gradients(source_of(saved.inputs), grads[0], needs, saved)
 
     operator = triton_op(
@@ -107,17 +108,13 @@ def _sums(
         outputs,
         differentiable=DIFFERENTIABLE,
         backward=backward,
-        second_backward=second_backward_over(chunks),
+        second_backward=partial(aggregate_second_backward, chunks=chunks),
     )
     count_aggregation(name, list(parameters))
     return operator
 
 
-_search = triton_op(
-    "pointproj::triton_search",
-    _searched,
-    lambda query_points, *others: (((query_points.shape[0], others[-1]), torch.int32),),
-)
+_search = triton_op("pointproj::triton_search", _searched, nearest_specs(torch.int32))
 count_search("triton_search")
 _LISTED = "query_points", "reference_points", "neighbor_indices"
 _sum_lists = _sums(

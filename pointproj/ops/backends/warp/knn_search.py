@@ -25,13 +25,8 @@ SHORT_LIST = 8
 MANY_QUERIES = 2**18
 
 
-def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
-    """Packed rows of the k nearest, ``(Q, k)`` int32, nearest first, -1 where there are fewer."""
-    return _search(*clouds, *(tables or NO_TABLES), k, False)[0]
-
-
 def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Their distances and rows, as :meth:`pointproj.ops.registry.Backend.nearest`."""
+    """Distances and packed rows of the k nearest, as :meth:`pointproj.ops.registry.Backend.nearest`."""
     rows, distances = _search(*clouds, *(tables or NO_TABLES), k, index_dtype == torch.int64)
     return distances, rows
 

@@ -10,12 +10,13 @@ from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
 from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
-from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, search, sets_of
+from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, sets_of
 from pointproj.ops.backends.warp.lists import radius_list, radius_search
 from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
+from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
@@ -32,7 +33,6 @@ __all__ = [
     "radius_aggregate",
     "radius_list",
     "radius_search",
-    "search",
 ]
 ONE_INDEX = True
 
@@ -95,7 +95,7 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
     """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
     needs = {name: values[f"d_{name}"] is not None for name in DIFFERENTIABLE}
-    made = aggregate_backward(values["grad_aggregated"], needs, values, listed_chunks)
+    made = aggregate_backward((values["grad_aggregated"],), needs, Saved(values, ()), listed_chunks)
     for name, gradient in zip(DIFFERENTIABLE, made, strict=True):
         if needs[name]:
             values[f"d_{name}"].copy_(gradient)
