@@ -231,7 +231,8 @@ def test_kernels_compile_for_ampere_and_hopper(tmp_path: Path):
     nvcc = compiler.find_nvcc()
     if nvcc is None:
         pytest.skip("no nvcc here")
-    flags = [*compiler.HEADERS, "-O1", "-Xptxas", "-O0", *compiler.cuda_flags(("80", "90"))[1:]]
+    unoptimised = ["-O0", "-Xcicc", "-O0", "-Xptxas", "-O0"]
+    flags = [*compiler.HEADERS, *unoptimised, *compiler.cuda_flags(("80", "90"))[1:]]
     started = {
         source.name: subprocess.Popen(
             [nvcc, *flags, "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")],
