@@ -17,7 +17,7 @@ from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
 NOT_COMPILED = ("build", "search")
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
-SLOW = (("scaling_clustered", "warp"), ("scaling_clustered", "cuml"))  # minutes on a GPU: these go last
+SLOW = {("scaling_clustered", name) for name in ("warp", "triton", "cuml")}  # minutes on a GPU: these go last
 
 
 class Entry(NamedTuple):
