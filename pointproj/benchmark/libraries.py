@@ -211,6 +211,8 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tens
 
 def _keops_squared(query: Tensor, reference: Tensor) -> Any:
     lazy = _of("pykeops.torch.LazyTensor")
+    if query.is_cuda and torch.version.cuda.startswith("13."):
+        raise RuntimeError("KeOps 2.3 ends the whole process with CUDA 13")
     if query.is_cuda and not _of("pykeops.config.gpu_available"):  # it would read these addresses on the host
         raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
     queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
