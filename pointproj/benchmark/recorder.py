@@ -89,7 +89,7 @@ class Limits:
             self.refuse_if_slow(question.pairs / (rate * threads))
 
     def check_growth(self, blank: Row) -> None:
-        """Whether the same call, in another execution or on a smaller cloud, says that this takes too long."""
+        """Whether the same call, captured or not or on a smaller cloud, says that this takes too long."""
         before = self._seen.get(_call_of(blank))
         if before is not None and before.references <= blank.references:
             self.refuse_if_slow(before.p50_ms / 1e3 * blank.references / before.references)
