@@ -4,6 +4,7 @@ Kernels run on CUDA, and on a CPU in Triton's interpreter (``TRITON_INTERPRET=1`
 """
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from pointproj.ops.bridge.torch_op import opaque, torch_op
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 
 INTERPRETED = triton.knobs.runtime.interpret
+launching = threading.RLock()  # while Triton tunes and launches: it keeps the arguments in the kernel meanwhile
 
 
 def runs_kernels(tensor: Tensor) -> bool:
@@ -44,7 +46,8 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     """
     if has_modes():
         kernel = wrap_triton(kernel)
-    kernel[grid](*args, **options)
+    with launching:
+        kernel[grid](*args, **options)
 
 
 def _traceable(name: str, function: Callable, fake: Callable) -> Any:
