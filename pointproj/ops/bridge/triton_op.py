@@ -19,7 +19,7 @@ from pointproj.ops.bridge.torch_op import opaque, torch_op
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 
 INTERPRETED = triton.knobs.runtime.interpret
-launching = threading.RLock()  # while Triton tunes and launches: it keeps the arguments in the kernel meanwhile
+launching = threading.RLock()  # Triton keeps the arguments of a launch in the kernel, until it has tuned it
 
 
 def runs_kernels(tensor: Tensor) -> bool:
