@@ -10,6 +10,7 @@ import torch
 
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
+gc.set_threshold(20_000, 20, 20)  # garbage took up to a quarter of a process's time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: one thread each, also of what they start.
@@ -74,13 +75,9 @@ def deterministic() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Iterator[None]:
-    """Collect garbage less often, and not among what stays to the end: tests, and what they have imported.
-
-    That took up to a quarter of a process's time.
-    """
+    """Collect no garbage among what stays to the end: tests, and what they have imported."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
     ended = yield
     gc.unfreeze()
     return ended
