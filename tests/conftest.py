@@ -1,6 +1,5 @@
 """What all tests share: the backends and devices they run on, and why some are skipped."""
 
-import gc
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,7 +9,6 @@ import torch
 
 from pointproj.ops.registry import BackendUnavailable, load, names, resolve
 
-gc.set_threshold(20_000, 20, 20)  # garbage took up to a quarter of a process's time
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: one thread each, also of what they start.
@@ -71,16 +69,6 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop() -> Iterator[None]:
-    """Collect no garbage among what stays to the end: tests, and what they have imported."""
-    gc.collect()
-    gc.freeze()
-    ended = yield
-    gc.unfreeze()
-    return ended
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

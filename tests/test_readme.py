@@ -175,9 +175,9 @@ def test_extras_are_listed_whole():
 
 
 def test_table_of_the_readme_is_that_of_the_committed_results():
-    rows = read_rows(PROJECT / "benchmarks/nvidia-h200.csv")
+    rows = read_rows(PROJECT / "benchmarks/nvidia-h100-80gb-hbm3.csv")
     assert table.readme_table(rows) in _page(), (
-        "python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.md"
+        "python -m pointproj benchmark-table benchmarks/nvidia-h100-80gb-hbm3.csv --readme README.md"
     )
 
 

@@ -1,7 +1,7 @@
 """The writer of tables, from result files alone: all as one Markdown page, and the one of README.md.
 
 python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md
-python -m pointproj benchmark-table benchmarks/nvidia-h200.csv --readme README.md
+python -m pointproj benchmark-table benchmarks/nvidia-h100-80gb-hbm3.csv --readme README.md
 """
 
 import argparse
