@@ -107,7 +107,7 @@ class Limits:
 
 
 def _call_of(row: Row) -> tuple:
-    return row.workload, row.contender, row.mode
+    return row.workload, row.operator, row.contender, row.mode
 
 
 @contextmanager

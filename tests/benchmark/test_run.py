@@ -295,6 +295,7 @@ class TestLimits:
         with pytest.raises(NoTime, match="would take about 3 s a call, more than slowest_call_s=2"):
             limits.check_growth(row(references=10_000))
         limits.learn(row(references=10_000, p50_ms=2500.0, execution="eager"))
+        limits.check_growth(row(references=10_000, operator="another"))
         with pytest.raises(NoTime, match="would take about 2 s a call"):
             limits.check_growth(row(references=10_000, execution="captured"))
 
