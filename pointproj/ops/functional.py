@@ -320,10 +320,13 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     every call, so there numbers are kept, for the stream that they were filled on: on it, they are there. A
     CUDA graph fills its own, as it needs them for as long as it lives.
     """
-    kept = device.type == "cuda" and not torch.compiler.is_compiling()
-    # Only an ordinary tensor, with a value already.
-    kept = kept and not (has_modes() or torch.is_inference_mode_enabled())
-    if not kept or torch.cuda.is_current_stream_capturing():
+    if (
+        device.type != "cuda"
+        or torch.compiler.is_compiling()
+        or has_modes()  # what is made now may be no ordinary tensor
+        or torch.is_inference_mode_enabled()
+        or torch.cuda.is_current_stream_capturing()
+    ):
         return torch.full((), value, dtype=dtype, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
     return _kept(value, dtype, index, raw_stream(index))

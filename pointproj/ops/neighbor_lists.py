@@ -148,10 +148,7 @@ def radius_neighbors(
     else:
         if capacity is None:
             if tables is None:  # both searches take these
-                largest = radii
-                if isinstance(radii, Tensor):
-                    largest = radii.amax() if len(radii) else 1.0
-                tables = module.build_index(*searched[2:], largest)
+                tables = module.build_index(*searched[2:], _largest(radii))
             capacity = module.radius_list(searched, tables, radii, 0)[0][-1].item()
         row_splits, rows, distances = module.radius_list(searched, tables, radii, int(capacity))
         total = row_splits[-1]
@@ -170,3 +167,10 @@ def radius_neighbors(
     rows = rows_in_cloud(rows.view(shape), reference_points)
     delta = None if delta is None else delta.view(*shape, query_points.shape[-1])
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
+
+
+def _largest(radii: float | Tensor) -> float | Tensor:
+    """The one radius, or the largest of those of the queries; any where there is no query."""
+    if isinstance(radii, Tensor):
+        return radii.amax() if len(radii) else 1.0
+    return radii

@@ -16,6 +16,7 @@ from pointproj.ops.bridge.torch_op import Saved, Spec, Tensors
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.pairs import chunks_within, listed_chunks
+from pointproj.ops.records import nearest_specs
 from pointproj.ops.registry import Summands, Tables
 
 MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
@@ -126,8 +127,7 @@ def _index(call: SimpleNamespace) -> tuple[Spec, ...]:
 
 
 def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
-    shape = call.query_points.shape[0], call.k
-    return (shape, call.query_points.dtype), (shape, dtype)
+    return nearest_specs(None, dtype)(call.query_points, call.k)
 
 
 def _sums(call: SimpleNamespace) -> tuple[Spec, ...]:
