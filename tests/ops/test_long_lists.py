@@ -1,4 +1,4 @@
-"""Lists within a radius by kernels: long lists, long rows, and radii of any size."""
+"""Searches by kernels: long lists, long rows, and radii of any size."""
 
 import pytest
 import torch
@@ -54,6 +54,17 @@ def test_long_lists(kind: str, device: str, backend: Backend):
             assert torch.equal(counts, all_within)
 
 
+@pytest.mark.parametrize("kind", ["lattice", "clustered", "fp64"])
+def test_many_of_the_nearest(kind: str, device: str, backend: Backend):
+    points = _points(kind).to(device)
+    for queries in (points, points[:77] + 0.01):
+        clouds, expected = Clouds(queries, None, points, None, 1), reference.knn_search(queries, points, 129)
+        for k in (32, 33, 64, 65, 128, 129):
+            distances, rows = backend.nearest(clouds, None, k, torch.int64)
+            assert torch.equal(rows, expected[:, :k]), k
+            _assert_distances(distances, queries[:, None], points, rows)
+
+
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 128, 129, 300, 900])
 def test_rows_are_sorted_and_cut(length: int, device: str, backend: Backend):
     """Of three equal rows the capacity cuts the second, or ends with it."""
@@ -88,11 +99,14 @@ def test_many_queries(backend: Backend):
     """Of so many each may have a thread, and of fewer several."""
     points = _points("fp64")[:100].float().cuda()
     queries = torch.rand(2**17 + 1, 3, device="cuda")
-    expected, all_within = reference.radius_search(queries, points, 0.4, 20)
-    for k in (5, 12, 20):
-        _, rows, counts = backend.radius_search(Clouds(queries, None, points, None, 1), None, 0.4, k)
+    clouds = Clouds(queries, None, points, None, 1)
+    expected, all_within = reference.radius_search(queries, points, 0.4, 50)
+    nearest = reference.knn_search(queries, points, 50)
+    for k in (5, 12, 20, 50):
+        _, rows, counts = backend.radius_search(clouds, None, 0.4, k)
         assert torch.equal(rows, expected[:, :k])
         assert torch.equal(counts, all_within)
+        assert torch.equal(backend.nearest(clouds, None, k, torch.int64)[1], nearest[:, :k])
 
 
 @pytest.mark.gpu

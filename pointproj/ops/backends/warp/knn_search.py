@@ -64,7 +64,7 @@ def launch_search(launch: Launch, queries: Points, references: Points, cells: Ce
 def list_of(found: Found) -> tuple[int | None, torch.dtype]:
     """The length of the lists, None if they are kept in memory, and the dtype of their rows."""
     k = found.rows.shape[1]
-    return k if k <= LONGEST_LIST else None, found.rows.dtype
+    return k if k <= LONGEST_LIST[found.rows.device.type] else None, found.rows.dtype
 
 
 def sets_of(clouds: Clouds) -> tuple[Points, Points]:
@@ -118,10 +118,11 @@ def search_kernel(
             state.list = insert(state.list, found, squared, common.row_of(point))
         return state
 
-    visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or LONGEST_LIST)
+    longest = max(LONGEST_LIST.values())
+    visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or longest)
     search = (ball_search if within else shell_search)(dtype, lanes(1), visitor)
     short = dtype == torch.float32 and k is not None and k <= SHORT_LIST
-    options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": LONGEST_LIST}}
+    options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": longest}}
 
     @wp.kernel(**options, launch_bounds=(BLOCK, blocks if short else 1))
     def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):

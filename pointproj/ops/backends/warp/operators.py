@@ -140,7 +140,7 @@ def _knn_aggregate(
 ) -> None:
     queries, references = sets_of(clouds)
     if neighbor_indices is None:
-        heap = clouds.query_points.new_empty(found.shape) if k > LONGEST_LIST else None
+        heap = clouds.query_points.new_empty(found.shape) if k > LONGEST_LIST[found.device.type] else None
         launch_search(launch, queries, references, cells, Found(found, heap))
         neighbor_indices = found
     given = references.positions.dtype, weighting, features, sigma, aggregated, softmax

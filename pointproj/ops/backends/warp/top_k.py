@@ -13,7 +13,7 @@ import warp as wp
 
 from pointproj.ops.backends.warp.common import REALS, Longs, NumberRows, PlaceRows, once, struct_of
 
-LONGEST_LIST = 32  # more neighbours wait in memory
+LONGEST_LIST = {"cuda": 64, "cpu": 32}  # more neighbours wait in memory
 
 
 class Found(NamedTuple):

@@ -7,8 +7,6 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 namespace {
 
-constexpr int kLongestWarpList = 128;  // in the registers of a GPU's warp
-
 // The points of both sides, their hash grids, and the radius of each query or of all.
 struct Balls {
   const Clouds& clouds;
@@ -49,20 +47,6 @@ struct Balls {
   }
 };
 
-template <class Real>
-void search_in_registers(const Device& device, const RadiusSearch<Real>& search) {
-  using Search = RadiusSearch<Real>;
-  const int queries = search.queries.batch.rows, k = search.nearest.k;
-  if constexpr (kOnGpu) {
-    if (k > 64) return device.each(SearchEach<Search, WarpBlocks<Real, 4>>{search}, queries);
-    if (k > kLongestList) return device.each(SearchEach<Search, WarpBlocks<Real, 2>>{search}, queries);
-    if (queries <= (k <= kShortestList ? kFewQueries : kManyQueries)) {
-      return device.each(SearchEach<Search, WarpBlocks<Real, 1>>{search}, queries);
-    }
-  }
-  with_length(k, [&](auto length) { device.each(SearchEach<Search, SortedList<Real, length>>{search}, queries); });
-}
-
 // Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
 std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const OptionalTensor& reference_grid, double radius,
                                                  const OptionalTensor& radii, int64_t k) {
@@ -70,7 +54,7 @@ std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const Optiona
   const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
   const Balls balls(clouds, reference_grid, radius, radii);
   const int64_t queries = query_points.size(0);
-  const bool in_memory = k > (kOnGpu ? kLongestWarpList : kLongestList);
+  const bool in_memory = k > kLongestList;
   const Tensor distances = empty({queries, k}, query_points);
   const Tensor rows = empty_longs({queries, k}, query_points), counts = empty_longs({queries}, query_points);
   if (queries == 0) return {distances, rows, counts};
@@ -82,7 +66,9 @@ std::tuple<Tensor, Tensor, Tensor> radius_search(POINTPROJ_POINTS, const Optiona
                                     {data<Real>(distances), data<int>(heap_rows)},
                                     data<int64_t>(counts)};
     if (in_memory) return clouds.device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
-    search_in_registers(clouds.device, search);
+    with_list<Real>(k, queries, [&](auto list) {
+      clouds.device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::Type>{search}, queries);
+    });
   });
   return {distances, rows, counts};
 }

@@ -20,23 +20,22 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
   using Search = Knn<Real, Levels::kOne>;
   using ShortList = SortedList<Real, kShortestList>;
   const int queries = search.queries.rows, k = search.nearest.k;
-  const bool short_list = k <= kShortestList, many = queries > kManyQueries;
-  if (queries <= (short_list ? kFewQueries : kManyQueries)) {
-    device.each(SearchEach<Search, WarpBlocks<Real, 1>>{search}, queries);
-  } else if (many && short_list) {
+  const bool many_short = k <= kShortestList && queries > kManyQueries;
+  if (many_short) {
     device.each(SearchEach<Search, ShortList, true>{search}, queries);
-  } else {
-    with_length(k, [&](auto length) { device.each(SearchEach<Search, SortedList<Real, length>>{search}, queries); });
-  }
-  // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
-  const bool begun = many && short_list;
-  if (begun) {
+    // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
     const int threads = lesser(queries, kPostponedThreads);
     device.each(SearchPostponed<Real, ShortList>{in_both_levels(search, search.postponed), again, threads}, threads);
+  } else {
+    with_list<Real>(k, queries, [&](auto list) {
+      device.each(SearchEach<Search, typename decltype(list)::Type>{search}, queries);
+    });
   }
   const int warps = lesser(queries, kPostponedWarps);
-  const auto left = in_both_levels(search, begun ? again : search.postponed);
-  device.each(SearchPostponed<Real, WarpBlocks<Real, 1>>{left, again, warps}, warps);
+  const auto left = in_both_levels(search, many_short ? again : search.postponed);
+  with_warp_list<Real>(k, [&](auto list) {
+    device.each(SearchPostponed<Real, typename decltype(list)::Type>{left, again, warps}, warps);
+  });
 }
 
 }  // namespace

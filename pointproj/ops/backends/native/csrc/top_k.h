@@ -9,7 +9,8 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
-constexpr int kLongestList = 32;  // more neighbours than that are kept in a heap in memory
+constexpr int kLongestThreadList = 32;  // in the registers of a thread; on a GPU a warp keeps more of them
+constexpr int kLongestList = kOnGpu ? 128 : kLongestThreadList;  // more are kept in a heap in memory
 // So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
 constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 
@@ -18,7 +19,7 @@ template <class Body>
 void with_length(int64_t k, Body body) {
   if (k <= kShortestList) return body(std::integral_constant<int, kShortestList>());
   if (k <= 16) return body(std::integral_constant<int, 16>());
-  body(std::integral_constant<int, kLongestList>());
+  body(std::integral_constant<int, kLongestThreadList>());
 }
 
 template <class Real>
@@ -249,5 +250,28 @@ struct WarpBlocks {
     }
   }
 };
+
+template <class List>
+struct ListType {
+  using Type = List;
+};
+
+// body(the list of a warp for k neighbours, as a type)
+template <class Real, class Body>
+void with_warp_list(int64_t k, Body body) {
+  if (k <= 32) return body(ListType<WarpBlocks<Real, 1>>());
+  if (k <= 64) return body(ListType<WarpBlocks<Real, 2>>());
+  body(ListType<WarpBlocks<Real, 4>>());
+}
+
+// body(the list for k neighbours of each of so many queries, as a type)
+template <class Real, class Body>
+void with_list(int64_t k, int queries, Body body) {
+  if constexpr (kOnGpu) {
+    const bool few = queries <= (k <= kShortestList ? kFewQueries : kManyQueries);
+    if (few || k > kLongestThreadList) return with_warp_list<Real>(k, body);
+  }
+  with_length(k, [&](auto length) { body(ListType<SortedList<Real, length>>()); });
+}
 
 }  // namespace pointproj::POINTPROJ_DEVICE
