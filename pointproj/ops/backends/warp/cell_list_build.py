@@ -20,6 +20,7 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
 PART, MOST_PARTS = 512, 2**11  # points that a group of lanes bounds, or more; groups
 AT_ONCE = 8  # points that a lane reads before it looks at the first
+SIDE_BY_SIDE = 4  # lanes that bound neighbouring points, for the sake of memory
 EDGE = 0.5  # of cells for a known radius, in radii
 
 
@@ -124,12 +125,14 @@ def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None
 def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """Lowest corner, and negated highest corner, of the finite points in each part of each cloud.
 
-    In each round every part gets one run of points, and not the same one as before: points may be in the
-    order of a coordinate or of a structured grid, and still each part is as wide as most of the cloud.
+    The points in their order are divided into sections, and of each a part gets a short run at random. So
+    points may be in the order of a coordinate or of a structured grid, and still each part is as wide as most
+    of the cloud.
     """
     real, vec3, _ = REALS[dtype]
     PointsStruct = struct_of(Points, dtype)
     group = lanes(count)
+    length = min(count, SIDE_BY_SIDE)  # of a run
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
     @wp.kernel(**OPTIONS)
@@ -139,18 +142,18 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         number = group.item(number)
         cloud = number / parts
         end = common.first_row_of(cloud + 1, points.batch)
-        begin = common.first_row_of(cloud, points.batch)  # of a round
-        turn = int(0.618034 * float(parts))  # the golden ratio spreads best
-        run = number % parts
+        section = group.lane() / length
+        begin = common.first_row_of(cloud, points.batch) + section * parts * length
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
         several = Several()
         while begin < end:
             for i in range(AT_ONCE):  # all on their way before the first is looked at
-                row = begin + run * count + group.lane()
+                turn = wp.randi(wp.rand_init(0, section), 0, parts)  # the same for all parts
+                row = begin + (number + turn) % parts * length + group.lane() % length
                 several[i] = wp.where(row < end, points.positions[wp.min(row, end - 1)], vec3(real(wp.inf)))
                 begin += parts * count
-                run = (run + turn) % parts
+                section += count / length
             for i in range(AT_ONCE):
                 p = several[i]
                 finite = wp.dot(p - p, vec3(real(1.0))) == real(0.0)

@@ -8,7 +8,7 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kPointsPerPart = 512;
 constexpr int kMostParts = 2048;
-constexpr int kRun = 32;              // points in a row that belong to one part
+constexpr int kRun = 4;               // points in a row that belong to one part
 constexpr int kSample = 64;           // about so many points of a dense cell say where its sub-cells are
 constexpr double kMargin = 1.0 / 16;  // and so much of their extent is added on each side
 constexpr int kFraction = 1 << 30;    // positions inside a cell, as integers up to here
@@ -36,6 +36,13 @@ struct Box {
     }
   }
 };
+
+// A number of 32 bits that looks like random, another for each.
+POINTPROJ_FN unsigned mixed(unsigned number) {
+  number = (number ^ (number >> 16)) * 0x7feb352du;
+  number = (number ^ (number >> 15)) * 0x846ca68bu;
+  return number ^ (number >> 16);
+}
 
 template <class Real>
 struct BuildCellList {
@@ -98,29 +105,25 @@ struct BuildCellList {
     });
   }
 
-  // In each round every part gets one run of points, and not the same one as before: points may be in the order of a
-  // coordinate or of a structured grid, and still each part is as wide as most of the cloud.
+  // Of each section of the points a part gets a short run at random. So points may be in the order of a coordinate or
+  // of a structured grid, and still each part is as wide as most of the cloud.
   template <class Machine>
   POINTPROJ_FN void bound_parts(Machine& machine) const {
     machine.each_warp(batch.clouds * parts, [&](auto& lanes, int item) {
       const int cloud = item / parts;
       const int first = batch.first_row(cloud), size = batch.first_row(cloud + 1) - first;
-      const int rounds = (size + kRun * parts - 1) / (kRun * parts);
-      const int turn = static_cast<int>(0.618034 * parts);  // the golden ratio spreads best
-      int run = item % parts;
+      const int sections = (size + kRun * parts - 1) / (kRun * parts);
       Box<Real> box = Box<Real>::empty();
       POINTPROJ_UNROLL_BY(8)  // so many loads on their way
-      for (int round = 0; round < rounds; ++round) {
-        for (int i = lanes.lane(); i < kRun; i += lanes.width) {
-          const int64_t at = (static_cast<int64_t>(round) * parts + run) * kRun + i;
-          const Vec3<Real> p = load_position(positions, first + static_cast<int>(lesser<int64_t>(at, size - 1)));
-          const bool counts = at < size && is_finite(p);  // without a branch, which the next loads would wait for
-          for (int axis = 0; axis < 3; ++axis) {
-            box.low[axis] = lesser(box.low[axis], counts ? p[axis] : kInfinity<Real>);
-            box.high[axis] = greater(box.high[axis], counts ? p[axis] : -kInfinity<Real>);
-          }
+      for (int i = lanes.lane(); i < sections * kRun; i += lanes.width) {
+        const unsigned section = i / kRun, run = (item + mixed(section) % parts) % parts;
+        const int64_t at = (static_cast<int64_t>(section) * parts + run) * kRun + i % kRun;
+        const Vec3<Real> p = load_position(positions, first + static_cast<int>(lesser<int64_t>(at, size - 1)));
+        const bool counts = at < size && is_finite(p);  // without a branch, which the next loads would wait for
+        for (int axis = 0; axis < 3; ++axis) {
+          box.low[axis] = lesser(box.low[axis], counts ? p[axis] : kInfinity<Real>);
+          box.high[axis] = greater(box.high[axis], counts ? p[axis] : -kInfinity<Real>);
         }
-        run += run + turn < parts ? turn : turn - parts;
       }
       box.combine(lanes);
       if (lanes.lane() == 0) boxes[item] = box;
