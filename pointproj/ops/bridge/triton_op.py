@@ -45,8 +45,10 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     ``num_warps``.
     """
     if has_modes():
-        kernel = wrap_triton(kernel)
-    with launching:
+        wrap_triton(kernel)[grid](*args, **options)
+        return
+    tensor = next(a for a in args if isinstance(a, Tensor))
+    with launching, torch.cuda.device_of(tensor):  # Triton launches on the current device
         kernel[grid](*args, **options)
 
 
