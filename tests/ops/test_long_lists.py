@@ -9,7 +9,7 @@ from pointproj.ops.cases import clustered
 from pointproj.ops.clouds import Clouds
 from pointproj.ops.registry import Backend, functions_of, load
 
-COUNTS = (1, 31, 32, 33, 64, 65, 128, 129, 200)  # on a GPU they are kept in different ways
+COUNTS = (1, 16, 17, 32, 33, 64, 65, 128, 129, 200)  # on a GPU they are kept in different ways
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -59,7 +59,7 @@ def test_many_of_the_nearest(kind: str, device: str, backend: Backend):
     points = _points(kind).to(device)
     for queries in (points, points[:77] + 0.01):
         clouds, expected = Clouds(queries, None, points, None, 1), reference.knn_search(queries, points, 129)
-        for k in (32, 33, 64, 65, 128, 129):
+        for k in (16, 17, 32, 33, 64, 65, 128, 129):
             distances, rows = backend.nearest(clouds, None, k, torch.int64)
             assert torch.equal(rows, expected[:, :k]), k
             _assert_distances(distances, queries[:, None], points, rows)

@@ -13,7 +13,8 @@ import warp as wp
 
 from pointproj.ops.backends.warp.common import REALS, Longs, NumberRows, PlaceRows, once, struct_of
 
-LONGEST_LIST = {"cuda": 64, "cpu": 32}  # more neighbours wait in memory
+# More neighbours wait in memory. Of 24 a CPU takes 93 ms for 20,000 uniform points either way.
+LONGEST_LIST = {"cuda": 64, "cpu": 16}
 
 
 class Found(NamedTuple):
