@@ -44,12 +44,13 @@ def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
     callable grid gets the constants that are not among them. ``options`` are constants by name, and
     ``num_warps``.
     """
-    if has_modes():
-        wrap_triton(kernel)[grid](*args, **options)
-        return
-    tensor = next(a for a in args if isinstance(a, Tensor))
-    with launching, torch.cuda.device_of(tensor):  # Triton launches on the current device
-        kernel[grid](*args, **options)
+    with launching:
+        if has_modes():
+            wrap_triton(kernel)[grid](*args, **options)
+            return
+        tensor = next(a for a in args if isinstance(a, Tensor))
+        with torch.cuda.device_of(tensor):  # Triton launches on the current device
+            kernel[grid](*args, **options)
 
 
 def _traceable(name: str, function: Callable, fake: Callable) -> Any:
