@@ -20,7 +20,7 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
 PART, MOST_PARTS = 512, 2**11  # points that a group of lanes bounds, or more; groups
 AT_ONCE = 8  # points that a lane reads before it looks at the first
-SIDE_BY_SIDE = 4  # lanes that bound neighbouring points, for the sake of memory
+RUN = 4  # points in a row that belong to one part
 EDGE = 0.5  # of cells for a known radius, in radii
 
 
@@ -132,7 +132,7 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     real, vec3, _ = REALS[dtype]
     PointsStruct = struct_of(Points, dtype)
     group = lanes(count)
-    length = min(count, SIDE_BY_SIDE)  # of a run
+    length = min(count, RUN)  # of a run: one point on a CPU, whose lane is alone
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
     @wp.kernel(**OPTIONS)
