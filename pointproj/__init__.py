@@ -27,15 +27,16 @@ __all__ = [
 if TYPE_CHECKING:
     from pointproj.nn.projector import Projector
     from pointproj.ops.attention import attend
+    from pointproj.ops.backends import BackendUnavailable
     from pointproj.ops.farthest_points import farthest_points
     from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
     from pointproj.ops.list_sums import aggregate
     from pointproj.ops.neighbor_lists import NeighborList, Neighbors, radius_neighbors
-    from pointproj.ops.registry import BackendUnavailable, backends
+    from pointproj.ops.registry import backends
 
 
 MODULES = {
-    "BackendUnavailable": "ops.registry",
+    "BackendUnavailable": "ops.backends",
     "NeighborList": "ops.neighbor_lists",
     "Neighbors": "ops.neighbor_lists",
     "Projector": "nn.projector",

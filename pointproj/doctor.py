@@ -17,7 +17,7 @@ from pointproj.machine import device_name, driver_version, installed_version, mi
 
 KEYS = ("backend", "device", "allocator")
 DEVICES = ("auto", "cpu", "cuda")
-OPERATORS = ("knn", "radius")
+OPERATORS = ("knn", "radius", "attend", "farthest_points")
 PACKAGES = ("pointproj", "torch", "warp-lang", "numpy", "jaxtyping", "triton")
 APPLICATION_PACKAGES = (
     *("hydra-core", "omegaconf", "nvidia-physicsnemo", "matplotlib", "rich", "scipy"),
@@ -157,30 +157,29 @@ def _native_library() -> Iterator[str]:
 
 def _usable(name: str, device_type: str) -> str:
     """Say which operators of a backend run on a kind of device, or why none does."""
-    from pointproj.ops.registry import BackendUnavailable, resolve
+    from pointproj.ops.backends import BackendUnavailable
+    from pointproj.ops.registry import load, resolve
 
     if device_type == "cuda" and missing_gpu():
         return "no: torch finds no GPU"
     obstacles = {}
-    for operator in OPERATORS:
+    own = [operator for operator in OPERATORS if operator in load(name).OPERATORS]
+    for operator in own:
         try:
             resolve(name, device_type, operator)
         except BackendUnavailable as reason:
             obstacles[operator] = str(reason).removeprefix(f"backend {name!r}: ")
-    usable = [operator for operator in OPERATORS if operator not in obstacles]
-    if not usable:
-        return f"no: {obstacles['knn']}"
-    lacking = [f"; {operator}: {reason}" for operator, reason in obstacles.items()]
-    return f"yes: {', '.join(usable)}{''.join(lacking)}"
+    usable = [operator for operator in own if operator not in obstacles]
+    return f"yes: {', '.join(usable)}" if usable else f"no: {obstacles['knn']}"
 
 
 def _try_backend(backend: str, device: str) -> Verdict:
     """Compare the neighbours that a backend finds on a device with those of the reference implementation."""
     import torch
 
-    from pointproj.ops import reference
+    from pointproj.ops.backends import BackendUnavailable
     from pointproj.ops.functional import knn
-    from pointproj.ops.registry import BackendUnavailable
+    from pointproj.ops.specification import reference
 
     subject = f"backend={backend} device={device}"
     if device not in DEVICES:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from pointproj.ops.registry import BackendUnavailable, load, names, resolve
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.registry import load, names, resolve
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
 if "PYTEST_XDIST_WORKER" in os.environ:

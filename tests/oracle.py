@@ -1,6 +1,6 @@
 """What the operators must return: the formula in fp64, all pairs at once, derivatives from autograd.
 
-Only the question who is whose neighbour is left to :mod:`pointproj.ops.reference`, in the dtype of the
+Which points are neighbours is left to :mod:`pointproj.ops.specification.reference`, in the dtype of the
 points, because rounding decides it. Everything else is written a second time here, so that a mistake in the
 specification shows as well.
 """
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import reference
-from pointproj.ops.cases import Problem
-from pointproj.ops.reference import DEFAULT, Weighting
+from pointproj.benchmark.cases import Problem
+from pointproj.ops.specification import reference
+from pointproj.ops.specification.reference import DEFAULT, Weighting
 
 INPUTS = ("query_points", "reference_points", "features", "sigma")
 FLOOR = {  # relative error that rounding may cause in any sum, by the dtype of the result

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import LIST_SUMS, NETWORK, SUMS
 from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.workloads import Question
 from pointproj.config import OptimizerConfig, TargetConfig
-from pointproj.ops.cases import Problem
 from pointproj.training.losses import loss_function
 from pointproj.training.optimizers import build_optimizer
 from pointproj.training.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, on_stream

@@ -13,7 +13,8 @@ from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConf
 from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
 from pointproj.benchmark.workloads import HEADS, Question, Workload
 from pointproj.config import ConfigError
-from pointproj.ops.registry import BackendUnavailable, load, names, resolve
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.registry import load, names, resolve
 
 NOT_COMPILED = ("build", "search")
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
@@ -56,7 +57,7 @@ def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
 def missing_backend(name: str, device_type: str, operator: str) -> str | None:
     """Why a backend cannot be measured here, or None."""
     try:
-        resolve(name, device_type, operator if operator == "radius" else "knn")
+        resolve(name, device_type, operator)
     except BackendUnavailable as reason:
         return str(reason)
     return None

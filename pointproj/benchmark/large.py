@@ -20,7 +20,8 @@ from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
 from pointproj.benchmark.timing import measure
-from pointproj.ops import reference, sharded
+from pointproj.ops import sharded
+from pointproj.ops.specification import reference
 from pointproj.runtime import distributed
 from pointproj.runtime.distributed import Processes
 

@@ -27,7 +27,7 @@ _SUMMED = (*SUMS[:2], *NETWORK)
 # What a peer finds: the operator for which it is asked, and the modes that are called.
 _FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
-    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest", ("farthest",))},
+    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest_points", ("farthest",))},
     **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
 }
 # Distribution, what must be importable, and the types of devices that it runs on.

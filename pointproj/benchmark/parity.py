@@ -1,4 +1,4 @@
-"""The error of a contender's result against :mod:`pointproj.ops.reference`.
+"""The error of a contender's result against :mod:`pointproj.ops.specification.reference`.
 
 The reference compares all pairs, so of large problems a random part of the queries is checked. For the
 features' gradient, the upstream gradient is then zero on all other queries.
@@ -17,7 +17,7 @@ from pointproj.benchmark.config import LIST_SUMS, NETWORK
 from pointproj.benchmark.libraries import attention_by_einsum
 from pointproj.benchmark.peers import Contender, Nearest, Pairs
 from pointproj.benchmark.workloads import Question, Workload
-from pointproj.ops import reference
+from pointproj.ops.specification import reference
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}
 PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # in one piece: it keeps all pairs times channels

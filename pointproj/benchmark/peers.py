@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import NETWORK, SUMS
 from pointproj.benchmark.workloads import Question
 from pointproj.nn.projector import CloudEncoding, Projector
-from pointproj.ops.cases import Problem
 from pointproj.runtime.errors import first_line
 
 HIDDEN = 25
@@ -56,7 +56,7 @@ class Contender:
     find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
     kind: str = "peer"  # backend | peer
-    operator: str = "radius"  # knn | radius | farthest | attend: for which it is asked
+    operator: str = "radius"  # knn | radius | farthest_points | attend: for which it is asked
     modes: tuple[str, ...] = ()  # which of a workload's are called
     executions: tuple[str, ...] = ("eager",)
     imports: tuple[str, ...] = ()  # what must be importable

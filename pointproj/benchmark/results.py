@@ -24,7 +24,7 @@ class Row:
     """
 
     workload: str
-    operator: str  # knn | radius | attend | farthest | start | import
+    operator: str  # knn | radius | attend | farthest_points | start | import
     contender: str
     kind: str  # backend | peer
     mode: str  # what is called, see pointproj.benchmark.calls

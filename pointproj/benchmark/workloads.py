@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import pointproj
+from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian
 from pointproj.benchmark.config import EXECUTIONS, LISTS, NETWORK, OF_LISTS, SEARCH, SUMS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
-from pointproj.ops import reference
-from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian
+from pointproj.ops.specification import reference
 
 Points = Callable[[torch.Generator], Tensor]
 
@@ -75,7 +75,7 @@ class Workload:
     """One question and what is measured of it."""
 
     name: str  # as in the results
-    operator: str  # knn | radius | farthest | attend
+    operator: str  # knn | radius | farthest_points | attend
     modes: tuple[str, ...]
     question: Callable[[torch.device], Question]
     peers: str = "all"  # all | batched (those that take batches) | none
@@ -221,7 +221,7 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
             if device_type == "cuda" or size * count <= 10**8:
                 asked = partial(within_itself, uniform(size * (clouds or 1)), count, clouds=clouds)
                 peers = "batched" if clouds else "all"
-                yield Workload("farthest", "farthest", ("farthest",), asked, peers, ("eager",))
+                yield Workload("farthest", "farthest_points", ("farthest",), asked, peers, ("eager",))
     elif name == "lists":
         for size in sizes or LIST_SIZES[device_type]:
             for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):

@@ -23,7 +23,7 @@ from pointproj.compat.pairs import (
 from pointproj.ops.arguments import check_size
 from pointproj.ops.farthest_points import farthest_points
 from pointproj.ops.neighbor_lists import radius_neighbors
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.specification.reference import squared_lengths
 
 MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
 

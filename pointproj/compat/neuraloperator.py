@@ -17,8 +17,8 @@ from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 from torch.utils.checkpoint import checkpoint
 
 from pointproj.compat.pairs import coordinates, number_or_tensor, within
-from pointproj.ops.clouds import queries_of
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.specification.clouds import queries_of
+from pointproj.ops.specification.reference import squared_lengths
 
 SMALLEST_DISTANCE = 1e-7  # what the library takes a distance of 0 for
 ELEMENTS = {"cpu": 2**23, "cuda": 2**26}  # numbers of the widest layer in one chunk of pairs

@@ -12,13 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops import brute_force
-from pointproj.ops.clouds import Clouds, checked_clouds, queries_of
-from pointproj.ops.distances import with_gradient
+from pointproj.ops.backends.torch import brute_force
+from pointproj.ops.backends.torch.distances import with_gradient
+from pointproj.ops.calls import checked_clouds
 from pointproj.ops.functional import build_index, knn
 from pointproj.ops.neighbor_lists import radius_neighbors
-from pointproj.ops.reference import squared_lengths
-from pointproj.ops.rounding import radius_in_range, rounded_root
+from pointproj.ops.specification.clouds import Clouds, queries_of
+from pointproj.ops.specification.reference import squared_lengths
+from pointproj.ops.specification.rounding import radius_in_range, rounded_root
 
 Radius = float | Float[Tensor, "*batch q"]
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
-from pointproj.ops.clouds import as_dtype, rows_of
 from pointproj.ops.functional import scalar
+from pointproj.ops.specification.clouds import as_dtype, rows_of
 
 NAME = "pointproj"  # of the implementations
 RANK = -1  # the lowest is chosen; the library's begin at 0

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pointproj.compat.pairs import coordinates, first_within, nearest, random_rows
 from pointproj.ops.farthest_points import farthest_points
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.specification.reference import squared_lengths
 
 __all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
 

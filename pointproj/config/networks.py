@@ -134,6 +134,7 @@ class AttentionConfig(ProjectorConfig):
     """MLPs on both sets of points, attention of each query point to the k nearest reference points, MLP."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.attention_projector:AttentionProjector"
+    OPERATOR: ClassVar[str] = "attend"  # which fewer backends have than kNN
 
     name: str = value("attention", "the network")
     k: int = value(16, "neighbours of each query point", least=1)

@@ -28,7 +28,8 @@ from pointproj.config import Config, nearest
 from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.visibility.plain import FORMS
-from pointproj.ops.registry import BackendUnavailable, exportable, names, resolve
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.registry import exportable, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.run_folder import require_writable
@@ -225,7 +226,7 @@ def _exportable(backend: str, device: str, operator: str) -> str:
 
 def plain_program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
     """The network as plain torch operators."""
-    from pointproj.ops import portable
+    from pointproj.ops.specification import portable
 
     ops = torch.ops.pointproj
     forms = {

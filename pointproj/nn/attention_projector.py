@@ -12,7 +12,7 @@ from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
 from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
-from pointproj.ops.reference import safe_sqrt
+from pointproj.ops.specification.reference import safe_sqrt
 
 PLACE_CHANNELS = 4  # displacement (3), distance
 

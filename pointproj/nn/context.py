@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.ops.reference import safe_sqrt
+from pointproj.ops.specification.reference import safe_sqrt
 
 CONTEXT_CHANNELS = 6  # displacement (3), soft distance, spread, has_neighbour
 

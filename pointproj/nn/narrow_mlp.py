@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed
+from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 TILE = 64  # rows that go through the layers together
 # Of the backward. More rows leave too few registers, more programs too many partial sums.

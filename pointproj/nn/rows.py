@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.ops.clouds import rows_of
+from pointproj.ops.specification.clouds import rows_of
 
 
 def take_rows(features: Float[Tensor, "*batch n c"], rows: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import DEFAULT, KERNELS, Weighting, sigma_range
-from pointproj.ops.rounding import radius_in_range
+from pointproj.ops.specification.reference import DEFAULT, KERNELS, Weighting, sigma_range
+from pointproj.ops.specification.rounding import radius_in_range
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)

@@ -9,22 +9,14 @@ channels is made.
 """
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.bridge.torch_op import Saved, Tensors
-from pointproj.ops.clouds import rows_in_packed
-from pointproj.ops.gradients import second_gradients
-from pointproj.ops.list_sums import Pairs, packed_rows
-from pointproj.ops.neighbor_lists import NeighborList, Neighbors
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import choose, modules
-from pointproj.ops.weighted_sums import pair_products
-
-DIFFERENTIABLE = ("queries", "keys", "values", "bias")
 
 
 def attend(
@@ -58,7 +50,7 @@ def attend(
     scale : float, optional
         Multiplies the products; 1 / sqrt(D) by default.
     backend : str
-        As for :func:`pointproj.knn`. Backends without attention of their own take that of ``torch``.
+        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``.
 
     Returns
     -------
@@ -75,7 +67,7 @@ def attend(
     """
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), keys)
     arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
-    module = modules[choose(backend, queries.device.type, "knn")]
+    module = modules[choose(backend, queries.device.type, "attend")]
     rows, splits = packed_rows(neighbors, keys, missing=-1)
     dtype = torch.promote_types(queries.dtype, torch.float32)
     packed = (x.reshape(-1, x.shape[-1]).to(dtype).contiguous() for x in (queries, keys, values))
@@ -83,43 +75,5 @@ def attend(
         bias = queries.new_empty(0, heads, dtype=dtype)
     bias = bias.flatten(0, -2).to(dtype).contiguous()
     scale = 1 / math.sqrt(keys.shape[-1] // heads) if scale is None else float(scale)
-    result = getattr(module, "attend", plain_attend)(*packed, bias, rows.contiguous(), splits, heads, scale)
+    result = module.attend(*packed, bias, rows.contiguous(), splits, heads, scale)
     return result.view(queries.shape).to(queries.dtype)
-
-
-def plain_attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    bias: Tensor,
-    rows: Tensor,
-    row_splits: Tensor | None,
-    heads: int,
-    scale: float,
-) -> Tensor:
-    """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
-    pairs = Pairs(rows_in_packed(rows, keys, missing=len(keys)), row_splits, len(keys))
-    of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
-    results = []
-    for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):
-        logits = (
-            scale * pair_products(query.contiguous(), key.contiguous(), pairs.rows, row_splits)[..., None]
-        )
-        if len(bias):
-            logits = logits + bias[:, head].view(logits.shape)
-        known = torch.where(pairs.exists, logits.detach(), -torch.inf)
-        largest = pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)
-        largest = pairs.of_pairs(largest[:, 0])
-        weights = torch.where(pairs.exists, logits, largest).sub(largest).exp()
-        weights = torch.where(pairs.exists, weights, 0.0)
-        total = pairs.summed(weights)
-        summed = pairs.weighted(value.contiguous(), weights)
-        results.append(torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0))
-    return torch.cat(results, dim=-1)
-
-
-def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-    """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
-    others = {n: v for n, v in saved.inputs.items() if n not in (*DIFFERENTIABLE, "deterministic")}
-    inputs = [saved.inputs[name] for name in DIFFERENTIABLE]
-    return second_gradients(partial(plain_attend, **others), inputs, grads[0], directions)

@@ -12,11 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.clouds import packed
-from pointproj.ops.pairs import cloud_numbers
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.backends.torch.brute_force import check_backend
 from pointproj.ops.registry import choose, modules
+from pointproj.ops.specification.clouds import packed
 
 
 def farthest_points(
@@ -32,7 +30,7 @@ def farthest_points(
     Parameters
     ----------
     points : (N, 3) or (B, N, 3) float tensor
-        float32 or float64, also (..., 2), or more coordinates, for which ``torch`` compares all points.
+        float32 or float64, also (..., 2), or more coordinates, which are for ``torch`` alone.
         Those with a coordinate that is not finite are chosen last.
     count : int, or sequence of int
         Points of each cloud; of ragged clouds also one number for each.
@@ -41,8 +39,8 @@ def farthest_points(
     offsets : (B + 1,) integer tensor, optional
         Where the clouds of packed points (sum N, 3) begin and end.
     backend : str
-        As for :func:`pointproj.knn`. Backends without this operator take that of ``torch``, as ``"auto"``
-        does where ``native`` is not built: a loop that compares all points once for each that it chooses.
+        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``. That of ``torch``, which ``"auto"``
+        takes where ``native`` is not built, compares all points once for each that it chooses.
 
     Returns
     -------
@@ -65,7 +63,10 @@ def farthest_points(
     counts = _checked_counts(count, clouds, points, offsets)
     if isinstance(start, Integral) and offsets is None and not 0 <= start < max(1, points.shape[-2]):
         raise ValueError(f"start must be a row of {points.shape[-2]} points; got {start}")
-    module = modules[choose(backend, points.device.type, "knn")]
+    if points.shape[-1] > 3:
+        check_backend(backend)
+        backend = "torch"
+    module = modules[choose(backend, points.device.type, "farthest_points")]
     positions = packed(points.detach())
     size = len(positions)
     if offsets is None:
@@ -78,41 +79,10 @@ def farthest_points(
         rows = torch.full((clouds, steps), -1, device=points.device)
     else:
         starts = (first + start).clamp(0, size - 1)
-        choose_rows = getattr(module, "farthest_points", plain_farthest_points)
-        if positions.shape[1] > 3:
-            choose_rows = plain_farthest_points
-        rows = choose_rows(positions, offsets, starts, steps)
+        rows = module.farthest_points(positions, offsets, starts, steps)
     if offsets is not None:
         return torch.cat([own[:own_count] for own, own_count in zip(rows, counts, strict=True)])
     return rows[0] if points.ndim == 2 else rows - first[:, None]
-
-
-def _compare_all(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> tuple[Tensor]:
-    clouds, numbers = len(starts), torch.arange(len(points), device=points.device)
-    cloud = cloud_numbers(offsets, len(points), clouds, points.device)
-    finite = points.isfinite().all(-1)
-    nearest = torch.where(finite, torch.inf, -1.0).to(points.dtype)
-    occupied = torch.zeros(clouds, dtype=torch.bool, device=points.device)
-    occupied = occupied.scatter(0, cloud, torch.ones_like(finite))
-    rows, chosen = starts, []
-    for _ in range(steps):
-        chosen.append(torch.where(occupied, rows, -1))
-        squared = squared_lengths(points - points[rows][cloud])
-        nearest = torch.where(squared < nearest, squared, nearest)
-        most = nearest.new_full((clouds,), -torch.inf).scatter_reduce(0, cloud, nearest, "amax")
-        candidates = torch.where(nearest == most[cloud], numbers, len(points))
-        rows = numbers.new_full((clouds,), len(points)).scatter_reduce(0, cloud, candidates, "amin")
-        rows = rows.clamp(max=len(points) - 1)  # of clouds without points
-    return (torch.stack(chosen, dim=1),)
-
-
-# The specification: every point (N, 3) is compared with each that was chosen in its cloud. ``starts`` are the
-# first rows of the clouds; the result is packed rows (clouds, steps).
-plain_farthest_points = torch_op(
-    "pointproj::farthest_points",
-    _compare_all,
-    lambda points, offsets, starts, steps: (((starts.shape[0], steps), torch.int64),),
-)
 
 
 def _checked_counts(

@@ -7,14 +7,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops import arguments, brute_force
-from pointproj.ops.bridge.torch_internals import has_modes, raw_stream
-from pointproj.ops.clouds import as_dtype, checked_clouds, rows_in_cloud, rows_in_packed
-from pointproj.ops.distances import distances_of, with_gradient
-from pointproj.ops.index import Index, build_index, choose_backend
-from pointproj.ops.periodic import periodic_box
-from pointproj.ops.reference import Weighting, counted_features, sigma_in_range
-from pointproj.ops.registry import Summands
+from pointproj.ops import arguments
+from pointproj.ops.backends.torch import brute_force
+from pointproj.ops.backends.torch.distances import with_gradient
+from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box
+from pointproj.ops.index import Index, build_index
+from pointproj.ops.specification.clouds import as_dtype, rows_in_cloud, rows_in_packed
+from pointproj.ops.specification.distances import distances_of
+from pointproj.ops.specification.records import Summands
+from pointproj.ops.specification.reference import Weighting, counted_features, sigma_in_range
+from pointproj.ops.torch_internals import has_modes, raw_stream
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -133,7 +135,7 @@ def knn_aggregate(
     """Aggregate the features of the k nearest reference points of every query point.
 
     ``out_i = sum_j w_ij f_j / sum_j w_ij`` with ``w_ij = exp(-|p_i - q_j| / sigma)``: the softmax of
-    -distance / sigma over the neighbours. :mod:`pointproj.ops.reference` is the specification.
+    -distance / sigma over the neighbours. :mod:`pointproj.ops.specification.reference` is the specification.
 
     Parameters
     ----------

@@ -8,8 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, pack
-from pointproj.ops.registry import Backend, Tables, choose, modules
+from pointproj.ops.registry import choose, modules
+from pointproj.ops.specification.clouds import pack
+from pointproj.ops.specification.records import Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,38 +101,3 @@ def build_index(
             tables["radius"] = module.build_index(points, offsets, count, radius)
     shape, dtype, device = tuple(reference_points.shape), reference_points.dtype, reference_points.device
     return Index(name, shape, dtype, device, count, tables)
-
-
-def choose_backend(
-    backend: str, radius: float | Tensor | None, index: Index | None, reference_points: Tensor, clouds: Clouds
-) -> tuple[Backend, Tables | None]:
-    """The backend of one call, and the tables of its index for this search, if it has them.
-
-    An index must be of this backend, and for points like these; ``backend="auto"`` means the index's own.
-    ``radius`` is that of the search, None for kNN. ``clouds`` are the packed points.
-    """
-    if index is not None and not isinstance(index, Index):
-        raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
-    asked_for = index.backend if index is not None and backend == "auto" else backend
-    search = "knn" if radius is None else "radius"
-    name = choose(asked_for, reference_points.device.type, search)
-    if index is None:
-        return modules[name], None
-    if index.backend != name:
-        raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {name!r}")
-    if index.shape != tuple(reference_points.shape) or index.dtype != reference_points.dtype:
-        raise ValueError(
-            f"the index was built for points of shape {index.shape}, {index.dtype}; "
-            f"got {tuple(reference_points.shape)}, {reference_points.dtype}: build one for these points"
-        )
-    if index.clouds != clouds.count:
-        raise ValueError(
-            f"the index was built for {index.clouds} cloud(s), these points hold {clouds.count}: "
-            "give build_index the reference_offsets of the call"
-        )
-    if index.device != reference_points.device:
-        raise ValueError(
-            f"the index was built on {index.device}, the points are on {reference_points.device}: "
-            "build one there"
-        )
-    return modules[name], index.tables.get(search)

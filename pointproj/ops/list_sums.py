@@ -5,13 +5,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import as_dtype, queries_of, rows_in_packed, rows_of, spread
-from pointproj.ops.neighbor_lists import NeighborList, Neighbors
-from pointproj.ops.reference import Weighting, counted_features, kernel_weights, sigma_in_range
-from pointproj.ops.weighted_sums import weighted_sums
+from pointproj.ops.backends.torch.listed_pairs import ListedPairs
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
+from pointproj.ops.specification.reference import Weighting, counted_features, sigma_in_range
 
 REDUCTIONS = ("mean", "sum", "max")
-SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
 
 
 def aggregate(
@@ -70,7 +68,7 @@ def aggregate(
     arguments.check_reference_weights(reference_weights, features)
     clouds = features.shape[:-2]
     count = features.shape[:-1].numel()
-    pairs = Pairs(*packed_rows(neighbors, features, missing=count), count)
+    pairs = ListedPairs(*packed_rows(neighbors, features, missing=count), count)
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
@@ -104,7 +102,7 @@ def aggregate(
     return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
-def _support(neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Tensor:
+def _support(neighbors: Neighbors | NeighborList, pairs: ListedPairs) -> float | Tensor:
     """The radius at each pair."""
     if neighbors.radius is None:
         raise ValueError(
@@ -114,87 +112,3 @@ def _support(neighbors: Neighbors | NeighborList, pairs: "Pairs") -> float | Ten
     if isinstance(neighbors.radius, Tensor):
         return pairs.of_pairs(neighbors.radius.reshape(-1))
     return neighbors.radius
-
-
-def packed_rows(
-    neighbors: Neighbors | NeighborList, points: Tensor, missing: int
-) -> tuple[Tensor, Tensor | None]:
-    """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
-    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
-    rows = neighbors.indices
-    if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
-        rows = rows_in_packed(rows, points, splits, missing)
-    return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits
-
-
-class Pairs:
-    """Pairs of queries and reference points: ``rows`` of these, ``missing`` where there is no pair.
-
-    In padded lists, (Q, K), a query's pairs are a row of their own; else, (M,), they follow one another.
-    """
-
-    def __init__(self, rows: Tensor, row_splits: Tensor | None, missing: int) -> None:
-        self.rows, self.row_splits = rows, row_splits
-        self.exists = (rows < missing)[..., None]
-        self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
-        if row_splits is not None:
-            # Unused slots add nothing to any query.
-            query = queries_of(row_splits, len(rows))
-            self.query = spread(query, self.exists[:, 0], self.queries)
-
-    def of_pairs(self, numbers: Tensor) -> Tensor:
-        """Numbers (Q,) of each pair's query: (..., 1)."""
-        if self.row_splits is None:
-            return numbers.view(-1, 1, 1)
-        return rows_of(numbers[:, None], self.query)
-
-    def summed(self, terms: Tensor) -> Tensor:
-        """Sums over each query's pairs: (Q, C)."""
-        if self.row_splits is None:
-            return terms.sum(1)
-        if terms.shape[-1] == 1:
-            none = self.exists[:, 0].logical_not().long()
-            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
-        into = terms.new_zeros(max(1, self.queries), terms.shape[1])
-        return into.index_add(0, self.query, terms)[: self.queries]
-
-    def largest(self, terms: Tensor) -> Tensor:
-        """The largest of each query's pairs, 0 without one: (Q, C)."""
-        largest = self.extreme("amax", torch.where(self.exists, terms, -torch.inf))
-        has_pairs = self.extreme("amax", self.exists.to(terms.dtype)) > 0
-        return torch.where(has_pairs, largest, 0.0)
-
-    def extreme(self, reduce: str, terms: Tensor) -> Tensor:
-        """The largest ("amax") or least ("amin") of each query's slots, -inf or inf without one: (Q, C)."""
-        none = -torch.inf if reduce == "amax" else torch.inf
-        if self.row_splits is None:
-            return getattr(terms, reduce)(1) if terms.shape[1] else terms.sum(1) + none
-        into = terms.new_full((max(1, self.queries), terms.shape[1]), none)
-        return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
-
-    def gathered(self, values: Tensor) -> Tensor:
-        """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
-        padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
-        rows, count = self.rows, values.shape[0]
-        if rows.is_cuda:
-            numbers = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
-            rows = torch.where(rows < count, rows, count + (numbers & (SPARE - 1)))
-        return rows_of(padded, rows)
-
-    def kernel_weights(
-        self, distances: Tensor, sigma: float | Tensor, weighting: Weighting, own: Tensor | None
-    ) -> Tensor:
-        """Weights (..., 1), for a mean relative to that of each query's nearest whose own weight is not 0."""
-        distances, nearest = torch.where(self.exists, distances.reshape(self.exists.shape), 0.0), None
-        if weighting.reduce == "mean":
-            counts = self.exists if own is None else self.exists & (own != 0)
-            known = torch.where(counts, distances.detach(), torch.inf)
-            # inf, of queries without neighbours, cannot be subtracted
-            nearest = self.of_pairs(self.extreme("amin", known).nan_to_num(nan=0.0, posinf=0.0)[:, 0])
-        return kernel_weights(distances, self.exists, nearest, sigma, weighting)
-
-    def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Sums of values (N, C) over each query's pairs: (Q, C)."""
-        if weights.shape[-1] == 1:
-            return weighted_sums(values, weights[..., 0], self.rows, self.row_splits)
-        return self.summed(self.gathered(values) * weights)

@@ -9,10 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.clouds import checked_clouds, queries_of, rows_in_cloud
-from pointproj.ops.distances import differences, distances_of, with_gradient
-from pointproj.ops.index import Index, choose_backend
-from pointproj.ops.periodic import periodic_box
+from pointproj.ops.backends.torch.distances import with_gradient
+from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box
+from pointproj.ops.index import Index
+from pointproj.ops.specification.clouds import as_dtype, queries_of, rows_in_cloud, rows_in_packed
+from pointproj.ops.specification.distances import differences, distances_of
 
 
 class Neighbors(NamedTuple):
@@ -174,3 +175,14 @@ def _largest(radii: float | Tensor) -> float | Tensor:
     if isinstance(radii, Tensor):
         return radii.amax() if len(radii) else 1.0
     return radii
+
+
+def packed_rows(
+    neighbors: Neighbors | NeighborList, points: Tensor, missing: int
+) -> tuple[Tensor, Tensor | None]:
+    """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
+    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+    rows = neighbors.indices
+    if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
+        rows = rows_in_packed(rows, points, splits, missing)
+    return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits

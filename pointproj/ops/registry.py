@@ -9,32 +9,19 @@ import functools
 import importlib
 import logging
 import pkgutil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops import backends as backends_package
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.distances import distances_of
-from pointproj.ops.reference import Weighting
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.distances import distances_of
+from pointproj.ops.specification.records import Summands, Tables
 
 log = logging.getLogger(__name__)
-
-Tables = tuple[Tensor, ...]
-
-
-class Summands(NamedTuple):
-    """What an aggregation sums up; the features and sigma are in the dtype that sums run in."""
-
-    features: Float[Tensor, "n c"]
-    sigma: Float[Tensor, ""]
-    weighting: Weighting
-
-
-class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
-    """The backend that was named cannot run here; the message says why and what to do."""
 
 
 class Backend(Protocol):
@@ -44,9 +31,9 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    OPERATORS : frozenset of {"knn", "radius", "attend", "farthest"}
-        The searches it has, without ``"radius"`` none of the functions named so; and whether it has functions
-        ``attend`` and ``farthest_points`` of its own, with the arguments of those of ``torch``.
+    OPERATORS : frozenset of {"knn", "radius", "attend", "farthest_points"}
+        What it has: ``"knn"`` and ``"radius"`` stand for all functions of that search. Without an operator it
+        leaves out the functions named so.
     RANK : dict of str to int
         Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
         run on a device type that is missing here.
@@ -161,6 +148,37 @@ class Backend(Protocol):
         that are not used. Distances as from ``nearest``, there inf.
         """
 
+    def attend(
+        self,
+        queries: Float[Tensor, "q channels"],
+        keys: Float[Tensor, "n channels"],
+        values: Float[Tensor, "n channels"],
+        bias: Float[Tensor, "pairs heads"],
+        rows: Int[Tensor, "q k"] | Int[Tensor, " slots"],
+        row_splits: Int[Tensor, " q+1"] | None,
+        heads: int,
+        scale: float,
+    ) -> Float[Tensor, "q channels"]:
+        """Softmax of ``scale * <query, key> + bias`` over each query's rows, times the values; 0 without any.
+
+        All of one dtype, fp32 or fp64, the heads' channels one after another; ``bias`` may have no row. The
+        packed rows are int64, -1 for none: padded lists, or with ``row_splits`` one list after the other.
+        Differentiable twice in all but the rows.
+        """
+
+    def farthest_points(
+        self,
+        points: Float[Tensor, "n 3"],
+        offsets: Int[Tensor, " clouds+1"] | None,
+        starts: Int[Tensor, " clouds"],
+        steps: int,
+    ) -> Int[Tensor, "clouds steps"]:
+        """Packed rows of each cloud, int64, in the order in which they are chosen, from its start on.
+
+        Of equally far points the lower row is first, those that are not finite come last, and a cloud without
+        points has -1.
+        """
+
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
 VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX")
@@ -203,7 +221,7 @@ def backends() -> dict[str, str | None]:
 
 @functools.cache
 def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
-    """Name of the backend that will run an operator ("knn" or "radius"), and why, as a phrase for the log.
+    """Name of the backend that will run one of ``OPERATORS``, and why, as a phrase for the log.
 
     Raises
     ------

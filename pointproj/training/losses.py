@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.config import TARGETS, TargetConfig
-from pointproj.ops.reference import safe_sqrt
+from pointproj.ops.specification.reference import safe_sqrt
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

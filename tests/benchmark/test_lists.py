@@ -9,6 +9,7 @@ import torch
 
 from pointproj import knn, radius_neighbors
 from pointproj.benchmark import libraries, table
+from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import entries
 from pointproj.benchmark.libraries import PEERS
@@ -26,7 +27,6 @@ from pointproj.benchmark.workloads import (
     uniform,
     workloads,
 )
-from pointproj.ops.cases import Problem
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")

@@ -12,6 +12,7 @@ from torch import Tensor
 from pointproj import knn
 from pointproj.benchmark import libraries, start
 from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.cases import Case, Problem, gaussian
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.contenders import backend_contender, entries, missing_backend
 from pointproj.benchmark.libraries import PEERS
@@ -22,7 +23,6 @@ from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
 from pointproj.benchmark.run import run
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
 from pointproj.benchmark.workloads import Question, Workload, of_case, workloads
-from pointproj.ops.cases import Case, Problem, gaussian
 from pointproj.ops.registry import names
 from tests.benchmark.rows import row
 

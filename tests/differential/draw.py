@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointproj.ops.reference import KERNELS
+from pointproj.ops.specification.reference import KERNELS
 
 OPERATORS = ("knn", "knn_aggregate", "radius_aggregate", "padded", "csr", "aggregate")
 OF_FEATURES = ("knn_aggregate", "radius_aggregate", "aggregate")

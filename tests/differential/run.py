@@ -8,8 +8,9 @@ from collections import Counter
 import torch
 
 import tests.differential
-from pointproj.ops.reference import KERNELS
-from pointproj.ops.registry import BackendUnavailable, resolve
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.registry import resolve
+from pointproj.ops.specification.reference import KERNELS
 from tests.differential.check import Expected, check
 from tests.differential.draw import draw
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointproj.ops import reference
+from pointproj.ops.specification import reference
 from tests.differential.draw import NAMES, OF_FEATURES, Call
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pointproj.ops.cases import W1, W2, W2_WIDE, Case, Clouds, clustered, cube, gaussian
+from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Clouds, clustered, cube, gaussian
 
 
 def uniform(queries: int, references: int) -> Clouds:

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, radius_neighbors
-from pointproj.ops.cases import Problem
+from pointproj.benchmark.cases import Problem
 from tests.conftest import Where
 
 

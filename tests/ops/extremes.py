@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import reference
-from pointproj.ops.registry import BackendUnavailable, names, resolve
+from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.registry import names, resolve
+from pointproj.ops.specification import reference
 
 SECONDS = 60  # of a case; the slowest takes milliseconds once its kernels are built
 K = 3

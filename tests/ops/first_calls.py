@@ -15,8 +15,8 @@ from torch import Tensor, func
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pointproj
-from pointproj.ops import reference
 from pointproj.ops.registry import load
+from pointproj.ops.specification import reference
 
 BACKEND, DEVICE = sys.argv[1:]
 K, RADIUS, SIGMA = 4, 0.4, 0.1

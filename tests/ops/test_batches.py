@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import pairs
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.specification import pairs
 from tests.conftest import Where
 from tests.ops.cases import CASES, by_id, uniform
 from tests.oracle import INPUTS, assert_close, derivatives, probe, run

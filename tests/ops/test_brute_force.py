@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import brute_force
+from pointproj.ops.backends.torch import brute_force
 from tests.oracle import assert_close
 
 DTYPES = (torch.float32, torch.float64)

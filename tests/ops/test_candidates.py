@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.ops import reference
+from pointproj.benchmark.cases import W1, Case, clustered
 from pointproj.ops.backends.cuml import candidates
 from pointproj.ops.backends.cuml.candidates import candidates_of, exact_neighbors
-from pointproj.ops.cases import W1, Case, clustered
-from pointproj.ops.clouds import Clouds
+from pointproj.ops.specification import reference
+from pointproj.ops.specification.clouds import Clouds
 from tests.ops.cases import CASES
 
 ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.batch and not c.sizes]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import pointproj
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import by_id, uniform
 from tests.oracle import INPUTS, assert_close, run

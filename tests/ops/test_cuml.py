@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pointproj
-from pointproj.ops.backends import cuml
-from pointproj.ops.registry import BackendUnavailable, resolve
+from pointproj.ops.backends import BackendUnavailable, cuml
+from pointproj.ops.registry import resolve
 from tests.conftest import Where
 from tests.ops.cases import by_id
 

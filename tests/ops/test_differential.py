@@ -9,7 +9,7 @@ import time
 import pytest
 
 import pointproj
-from pointproj.ops.reference import KERNELS
+from pointproj.ops.specification.reference import KERNELS
 from tests.conftest import Where
 from tests.differential.check import Expected, check
 from tests.differential.draw import OPERATORS, draw

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pointproj
-from pointproj.ops.bridge.torch_op import Saved, torch_op
+from pointproj.ops.bridge.torch_op import torch_op
+from pointproj.ops.specification.records import Saved
 from tests.conftest import Where
 from tests.ops.cases import by_id
 from tests.oracle import assert_close

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, func
 
 import pointproj
-from pointproj.ops.cases import Problem
-from pointproj.ops.rounding import largest_square_within, largest_squares_within, rounded_root
+from pointproj.benchmark.cases import Problem
+from pointproj.ops.specification.rounding import largest_square_within, largest_squares_within, rounded_root
 from tests.conftest import Where
 from tests.ops.cases import by_id
 from tests.oracle import assert_close, run

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import reference
+from pointproj.ops.specification import reference
 from tests.conftest import Where
 from tests.processes import PROJECT
 

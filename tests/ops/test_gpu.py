@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops.cases import Case, Problem, clustered
+from pointproj.benchmark.cases import Case, Problem, clustered
 from tests.conftest import Where
 from tests.ops.cases import by_id, itself, uniform
 from tests.oracle import INPUTS, Probe, assert_close, derivatives, probe, run

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import pointproj
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import FP64, by_id, uniform
 from tests.oracle import INPUTS, assert_close, derivatives, exact, neighbors, probe, run

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops.bridge import torch_internals
+from pointproj.ops import torch_internals
 from tests.ops.cases import by_id
 from tests.oracle import assert_close
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
-from pointproj.ops import reference
-from pointproj.ops.cases import Problem
-from pointproj.ops.reference import KERNELS, Weighting
-from pointproj.ops.weighted_sums import Lists
+from pointproj.benchmark.cases import Problem
+from pointproj.ops.backends.torch.weighted_sums import Lists
+from pointproj.ops.specification import reference
+from pointproj.ops.specification.reference import KERNELS, Weighting
 from tests.ops.cases import by_id
 from tests.oracle import assert_close
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.ops import reference
-from pointproj.ops.cases import clustered
-from pointproj.ops.clouds import Clouds
+from pointproj.benchmark.cases import clustered
 from pointproj.ops.registry import Backend, functions_of, load
+from pointproj.ops.specification import reference
+from pointproj.ops.specification.clouds import Clouds
 
 COUNTS = (1, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200)  # they are kept in different ways
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops import registry
+from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.backends.native import build, compiler
-from pointproj.ops.reference import DEFAULT
-from pointproj.ops.registry import BackendUnavailable, load
+from pointproj.ops.registry import load
+from pointproj.ops.specification.reference import DEFAULT
 from tests.oracle import INPUTS
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from torch import Tensor, func
 from torch.autograd import forward_ad
 
 import pointproj
-from pointproj.ops import reference
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.specification import reference
 from tests.conftest import Where
 from tests.ops.cases import CASES, FP64, by_id, uniform
 from tests.oracle import assert_close

@@ -8,8 +8,8 @@ from torch import Tensor
 
 import pointproj
 from pointproj import NeighborList, Neighbors, knn, radius_neighbors
-from pointproj.ops import clouds, reference
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.specification import clouds, reference
 from tests.conftest import Where
 from tests.ops.cases import CASES, by_id
 from tests.oracle import assert_close

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import by_id, uniform
 from tests.oracle import INPUTS, Probe, assert_close, derivatives, exact, neighbors, probe, run, specified

@@ -5,8 +5,8 @@ import torch
 from scipy.spatial import cKDTree
 
 import pointproj
-from pointproj.ops import reference
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.specification import reference
 from tests.conftest import Where
 from tests.ops.cases import CASES, WORKLOADS, by_id, calls
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pointproj import knn, radius_neighbors
-from pointproj.ops.cases import Case, Problem
+from pointproj.benchmark.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import by_id, uniform
 from tests.oracle import assert_close

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pointproj.ops.cases import Case, gaussian
+from pointproj.benchmark.cases import Case, gaussian
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, probe, run
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, func
 
 import pointproj
-from pointproj.ops.cases import Case
+from pointproj.benchmark.cases import Case
 from tests.conftest import Where
 from tests.ops.cases import FP64, uniform
 from tests.oracle import assert_close

@@ -14,7 +14,7 @@ from torch.torch_version import TorchVersion
 from torch.utils.flop_counter import FlopCounterMode
 
 import pointproj
-from pointproj.ops.cases import Case
+from pointproj.benchmark.cases import Case
 from pointproj.ops.registry import load, names
 from tests.ops.cases import uniform
 from tests.oracle import INPUTS, run

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import reference
-from pointproj.ops.cases import clustered
+from pointproj.benchmark.cases import clustered
+from pointproj.ops.specification import reference
 
 pytest.importorskip("triton")
 

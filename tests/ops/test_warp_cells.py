@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.ops import reference
+from pointproj.benchmark.cases import clustered
 from pointproj.ops.backends.warp.cell_list_build import FEW_POINTS, build_cell_list
-from pointproj.ops.cases import clustered
+from pointproj.ops.specification import reference
 
 K = 8
 

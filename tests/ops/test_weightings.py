@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.ops.cases import Case, Problem
-from pointproj.ops.reference import KERNELS, Weighting
+from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.specification.reference import KERNELS, Weighting
 from tests.conftest import Where
 from tests.ops.cases import FP64, by_id, uniform
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified

@@ -55,7 +55,7 @@ def test_what_is_copied_is_what_runs():
         "constraints-cuda12.txt",
         "setup.py",
         "pointproj/doctor.py",
-        "pointproj/ops/cases.py",
+        "pointproj/benchmark/cases.py",
     ):
         assert needed_file in files
     assert "conf/backend/cuml.yaml" in files

@@ -14,7 +14,7 @@ from pointproj.config import Config, KnnConfig
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.geometry.meshes import query_grid
-from pointproj.ops.registry import BackendUnavailable
+from pointproj.ops.backends import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
 from pointproj.runtime.run_folder import RunError, RunFolder, read_json

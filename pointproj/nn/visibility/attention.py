@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.nn.rows import take_rows
-from pointproj.ops.reference import safe_sqrt
+from pointproj.ops.specification.reference import safe_sqrt
 
 HEAD_CHANNELS = 8
 PAIR_CHANNELS = 6  # displacement (3), distance, height over the neighbour's plane, distance along it

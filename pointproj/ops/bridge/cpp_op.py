@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import below_autograd, builtin_of
 from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
+from pointproj.ops.torch_internals import below_autograd, builtin_of
 
 ANNOTATIONS = {
     "Tensor": Tensor,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import (
+from pointproj.ops.torch_internals import (
     any_requires_grad,
     apply_of,
     go_straight_to,

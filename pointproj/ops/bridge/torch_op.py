@@ -12,31 +12,22 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.eager import Rule, all_of, register_ways
-from pointproj.ops.bridge.torch_internals import any_requires_grad
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
+from pointproj.ops.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
-Tensors = tuple[Tensor, ...]
-OptionalTensors = tuple[Tensor | None, ...]
-
 
 # What torch.compile leaves on disk holds sizes of our operators' outputs, and its key the operators' names
 # alone: with our sources in the key, code of an earlier layout is not found after an update.
 _sources = sorted(Path(__file__).parents[1].rglob("*.py"))
 _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources))
 _version = f"pointproj-{_digest.hexdigest()[:16]}"
-
-
-class Saved(NamedTuple):
-    """What a backward works with: the forward's inputs by name, and its outputs in order."""
-
-    inputs: dict[str, Any]
-    outputs: tuple[Tensor, ...]
 
 
 def opaque(name: str, function: Callable, fake: Callable) -> Any:

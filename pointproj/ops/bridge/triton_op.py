@@ -13,8 +13,8 @@ import triton
 from torch import Tensor
 from torch.library import wrap_triton
 
-from pointproj.ops.bridge.torch_internals import has_modes
 from pointproj.ops.bridge.torch_op import opaque, torch_op
+from pointproj.ops.torch_internals import has_modes
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], tuple[int, ...]]
 

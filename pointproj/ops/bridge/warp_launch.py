@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import raw_stream
+from pointproj.ops.torch_internals import raw_stream
 
 building = threading.RLock()  # while Warp makes, compiles or loads code, which one thread may do at a time
 

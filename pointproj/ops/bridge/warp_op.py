@@ -18,8 +18,9 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Spec, Tensors, empty_like, signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, empty_like, signed, torch_op
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 wp.config.log_level = wp.LOG_WARNING  # the banner and every kernel that loads would land in the log
 

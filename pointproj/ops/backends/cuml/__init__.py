@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pointproj.ops.backends import torch as plain
 from pointproj.ops.backends.cuml.candidates import Candidates, candidates_of, exact_neighbors
+from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import rows_of_clouds
-from pointproj.ops.records import fields_apart, nearest_specs
-from pointproj.ops.registry import Tables
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.pairs import rows_of_clouds
+from pointproj.ops.specification.records import Tables, fields_apart, nearest_specs
 
 OPERATORS = frozenset({"knn"})
 RANK = {"cuda": 2}

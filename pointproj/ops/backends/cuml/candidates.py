@@ -2,10 +2,10 @@
 
 Libraries for any dimension take |p|^2 + |q|^2 - 2 p.q for the squared distance: fast, and wrong in the last
 digits by an amount that grows with the coordinates. So more candidates are asked for than neighbours are
-wanted, and ranked again by the distance as :mod:`pointproj.ops.reference` rounds it. A row counts if the
-farthest candidate is farther than the k-th neighbour by more than all rounding: then no point that was left
-out can be nearer. Rows for which this does not hold (mostly ties at the k-th place) are searched among all
-points.
+wanted, and ranked again by the distance as :mod:`pointproj.ops.specification.reference` rounds it. A row
+counts if the farthest candidate is farther than the k-th neighbour by more than all rounding: then no point
+that was left out can be nearer. Rows for which this does not hold (mostly ties at the k-th place) are
+searched among all points.
 
 Of two points with equal |p|^2, cuML takes the distance for 0 if its square is below 1e-3, in whatever unit.
 So a search is given points in a unit in which that is less than rounding; powers of two change no digit.
@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.backends.torch import search as search_all
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.backends.torch.operators import search as search_all
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.reference import squared_lengths
 
 MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer leave more rows in doubt
 # Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.backends.native.compiler import (
     LIBRARY,
     compile_library,
@@ -27,7 +28,6 @@ from pointproj.ops.backends.native.compiler import (
     serves,
     toolkit_obstacle,
 )
-from pointproj.ops.registry import BackendUnavailable
 
 log = logging.getLogger(__name__)
 

@@ -9,15 +9,14 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from pointproj.ops import attention
 from pointproj.ops.backends.native.build import extension
+from pointproj.ops.backends.torch import attention
 from pointproj.ops.bridge.cpp_op import cpp_op
-from pointproj.ops.bridge.torch_op import Saved, Spec, Tensors
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_second_backward
-from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.records import nearest_specs
-from pointproj.ops.registry import Summands, Tables
+from pointproj.ops.bridge.torch_op import Spec
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_second_backward
+from pointproj.ops.specification.pairs import chunks_within, listed_chunks
+from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors, nearest_specs
 
 MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
 DENSE_CELL = 256  # points; as in csrc/cell_list.h
@@ -80,7 +79,7 @@ def attend(
 ) -> Tensor:
     given = queries, keys, values, bias, rows, row_splits, heads, scale
     if queries.shape[1] > MOST_HEAD_CHANNELS * heads:
-        return attention.plain_attend(*given)
+        return attention.attend(*given)
     return _attend(*given, _deterministic())[0]
 
 

@@ -27,7 +27,7 @@ def square(x):
 
 @triton.jit
 def squared_length(dx, dy, dz):
-    """Rounded in the order of :func:`pointproj.ops.reference.squared_distances`."""
+    """Rounded in the order of :func:`pointproj.ops.specification.reference.squared_distances`."""
     return square(dx) + square(dy) + square(dz)
 
 

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops import pairs
 from pointproj.ops.backends.triton.arithmetic import is_finite, load_points
 from pointproj.ops.backends.triton.traversal import cell_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
-from pointproj.ops.records import FIELDS
+from pointproj.ops.specification import pairs
+from pointproj.ops.specification.records import FIELDS
 
 EXTENT = 2.2  # from the mean to each side, in standard deviations: the outermost cells take what is beyond
 LEAST_SIDE = 8  # cells along each axis, for a few clouds

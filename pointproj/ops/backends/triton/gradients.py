@@ -1,4 +1,4 @@
-"""Gradients of the weighted sums; formulas in :mod:`pointproj.ops.gradients`.
+"""Gradients of the weighted sums; formulas in :mod:`pointproj.ops.specification.gradients`.
 
 Each query adds to the gradients of its neighbours by atomics, so their last bits may differ from run to run.
 Where deterministic algorithms are asked for, torch computes them instead.
@@ -11,10 +11,9 @@ from torch import Tensor
 from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved
-from pointproj.ops.gradients import DIFFERENTIABLE
-from pointproj.ops.records import record_of
-from pointproj.ops.reference import Weighting
+from pointproj.ops.specification.gradients import DIFFERENTIABLE
+from pointproj.ops.specification.records import OptionalTensors, Saved, record_of
+from pointproj.ops.specification.reference import Weighting
 
 
 def gradients(source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved) -> OptionalTensors:

@@ -15,7 +15,7 @@ from pointproj.ops.backends.triton.cell_list import CellList, cell_numbers, clou
 from pointproj.ops.backends.triton.top_k import empty_lists, insert, precedes, store_lists
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
-from pointproj.ops.clouds import Clouds
+from pointproj.ops.specification.clouds import Clouds
 
 LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
 CONFIGS = [triton.Config({"TILE": 32, "STEP": step}, num_warps=1) for step in (4, 2, 8)]

@@ -10,27 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends import torch as plain
-from pointproj.ops.backends.torch import radius_list, radius_search
+from pointproj.ops.backends.torch import operators as plain
+from pointproj.ops.backends.torch.operators import radius_list, radius_search
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
 from pointproj.ops.backends.triton.flops import count_aggregation, count_search
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
 from pointproj.ops.backends.triton.sums import Source, listed, summed, within
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed
+from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import (
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.gradients import (
     DIFFERENTIABLE,
     Chunks,
     aggregate,
     aggregate_backward,
     aggregate_second_backward,
 )
-from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.records import FIELDS, fields_apart, nearest_specs, record_of
-from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Summands, Tables
+from pointproj.ops.specification.pairs import chunks_within, listed_chunks
+from pointproj.ops.specification.records import (
+    FIELDS,
+    OptionalTensors,
+    Saved,
+    Summands,
+    Tables,
+    Tensors,
+    fields_apart,
+    nearest_specs,
+    record_of,
+)
+from pointproj.ops.specification.reference import Weighting
 
 __all__ = ["aggregate_neighbors", "build_index", "radius_aggregate", "radius_list", "radius_search", "search"]
 ONE_INDEX = True  # the cell list

@@ -29,9 +29,9 @@ from pointproj.ops.backends.triton.weights import (
     weigh,
 )
 from pointproj.ops.bridge.triton_op import cdiv, launch
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.reference import Weighting
-from pointproj.ops.rounding import largest_square_within
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.reference import Weighting
+from pointproj.ops.specification.rounding import largest_square_within
 
 # Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
 # Both decide the order of sums, so they are not tuned.

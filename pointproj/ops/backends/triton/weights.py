@@ -2,7 +2,7 @@
 
 Which row is taken is decided when a kernel is compiled: its constants KERNEL and REDUCE. Weights of a mean
 are relative to that of the nearest neighbour, so that not all of them can vanish; those of a sum to 1. The
-row of one more kernel goes into :func:`weigh`, its name into ``pointproj.ops.reference.KERNELS``.
+row of one more kernel goes into :func:`weigh`.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pointproj.ops.backends.triton.arithmetic import LOG2E, power, quotient, square
-from pointproj.ops.reference import KERNELS, Weighting
+from pointproj.ops.specification.reference import KERNELS, Weighting
 
 EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
 GAUSSIAN = tl.constexpr(KERNELS.index("gaussian"))

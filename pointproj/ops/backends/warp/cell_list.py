@@ -14,7 +14,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp.common import REALS, IntRows, Ints, PlaceRows, aligned, once, struct_of
-from pointproj.ops.records import FIELDS
+from pointproj.ops.specification.records import FIELDS
 
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
 # Below about this distance squares round to 0, or to numbers of few bits: slack for that.

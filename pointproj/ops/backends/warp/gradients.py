@@ -1,6 +1,6 @@
 """The two gradients of every aggregation: that of the queries and sigma, and that of the references.
 
-Formulas are in :mod:`pointproj.ops.gradients`.
+Formulas are in :mod:`pointproj.ops.specification.gradients`.
 """
 
 from typing import NamedTuple

@@ -14,9 +14,8 @@ from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, shell_search
 from pointproj.ops.bridge.warp_op import Launch, warp_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.records import fields_apart
-from pointproj.ops.registry import Tables
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.records import Tables, fields_apart
 
 BLOCK = 128
 # Of many queries with short lists a multiprocessor holds more blocks, though some registers are spilled then:

@@ -31,9 +31,8 @@ from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.top_k import Found
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, new_ball
 from pointproj.ops.bridge.warp_op import Launch, warp_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.records import fields_apart
-from pointproj.ops.registry import Tables
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.records import Tables, fields_apart
 
 
 def radius_search(

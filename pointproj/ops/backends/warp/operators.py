@@ -16,14 +16,12 @@ from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
-from pointproj.ops.bridge.torch_op import Saved
 from pointproj.ops.bridge.warp_op import Launch, warp_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
-from pointproj.ops.pairs import chunks_within, listed_chunks
-from pointproj.ops.records import fields_apart, record_of
-from pointproj.ops.reference import Weighting
-from pointproj.ops.registry import Summands, Tables
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
+from pointproj.ops.specification.pairs import chunks_within, listed_chunks
+from pointproj.ops.specification.records import Saved, Summands, Tables, fields_apart, record_of
+from pointproj.ops.specification.reference import Weighting
 
 __all__ = [
     "aggregate_neighbors",

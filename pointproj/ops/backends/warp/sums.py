@@ -3,7 +3,7 @@
 The lanes of a point stand side by side over the channels.
 Weights of a mean are a_ij = exp(-beyond_ij) / total_i, relative to the distance base_i of the nearest
 met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
-round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.gradients`.
+round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.specification.gradients`.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, me
 from pointproj.ops.backends.warp.traversal import Ball
 from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
 from pointproj.ops.bridge.warp_op import Launch
-from pointproj.ops.reference import Weighting
+from pointproj.ops.specification.reference import Weighting
 
 CHANNELS = 32  # that the lanes of a point sum up in one search
 VECTOR = 4  # channels that a lane reads in one word on a GPU

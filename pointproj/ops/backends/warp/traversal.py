@@ -16,7 +16,7 @@ from pointproj.ops.backends.warp import cell_list, common
 from pointproj.ops.backends.warp.cell_list import CellList, grid_of
 from pointproj.ops.backends.warp.common import REALS, Places, once, struct_of
 from pointproj.ops.backends.warp.lanes import Lanes
-from pointproj.ops.rounding import largest_square_within, largest_squares_within
+from pointproj.ops.specification.rounding import largest_square_within, largest_squares_within
 
 AT_ONCE = 2  # points that a lane reads before it looks at the first
 LARGEST_FIRST_SHELL = 3  # the first shell visited includes its inside

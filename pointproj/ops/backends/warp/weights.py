@@ -23,7 +23,7 @@ import torch
 import warp as wp
 
 from pointproj.ops.backends.warp.common import REALS, once
-from pointproj.ops.reference import Weighting
+from pointproj.ops.specification.reference import Weighting
 
 WITHOUT_END = ("exponential", "gaussian", "inverse_distance")
 PER_SIGMA = {"exponential": 1.0, "gaussian": 2.0}

@@ -117,7 +117,7 @@ POINTPROJ_FN bool is_finite(const Vec3<Real>& p) {
   return is_finite(p[0]) && is_finite(p[1]) && is_finite(p[2]);
 }
 
-// Rounded in the order of pointproj.ops.reference.squared_distances, in a dtype at least as wide as the positions'.
+// Rounded in the order of pointproj.ops.specification.reference.squared_distances, in a dtype at least as wide as the positions'.
 template <class Sum, class Real>
 POINTPROJ_FN Sum squared_distance(const Vec3<Real>& p, const Vec3<Real>& q) {
   const Sum dx = p[0] - q[0], dy = p[1] - q[1], dz = p[2] - q[2];

@@ -1,4 +1,4 @@
-// Gradients of an aggregation; formulas in pointproj/ops/gradients.py.
+// Gradients of an aggregation; formulas in pointproj/ops/specification/gradients.py.
 //
 // Each group of lanes owns one point and writes its own rows only: gradients of features and reference points are
 // gathered over the queries that they are neighbours of. Where any order will do, a GPU adds those of kNN up by

@@ -8,7 +8,7 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 namespace {
 
-// How an operator takes pointproj.ops.reference.Weighting, and the deterministic switch.
+// How an operator takes pointproj.ops.specification.reference.Weighting, and the deterministic switch.
 #define POINTPROJ_WEIGHTING \
   std::string_view kernel, std::string_view reduce, double power, double eps, double support, bool in_fixed_order
 const std::string kWeighting = ", str kernel, str reduce, float power, float eps, float support, bool deterministic";

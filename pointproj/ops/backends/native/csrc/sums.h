@@ -1,4 +1,4 @@
-// Aggregation over the neighbours of each query; formulas in pointproj/ops/reference.py.
+// Aggregation over the neighbours of each query; formulas in pointproj/ops/specification/reference.py.
 #pragma once
 
 #include "neighbors.h"

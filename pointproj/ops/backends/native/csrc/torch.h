@@ -182,7 +182,7 @@ struct Cloud {
   }
 };
 
-// The points of a call, as pointproj.ops.clouds.Clouds has them.
+// The points of a call, as pointproj.ops.specification.clouds.Clouds has them.
 struct Clouds {
   Cloud queries, references;
   Device device;

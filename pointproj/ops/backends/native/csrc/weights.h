@@ -1,4 +1,4 @@
-// What a distance weighs, and the derivatives of that; pointproj/ops/reference.py and gradients.py have the formulas.
+// What a distance weighs, and the derivatives of that; pointproj/ops/specification/reference.py and gradients.py have the formulas.
 //
 // The table: one struct for each kernel, with
 //   kAbsolute                  the anchor with which weight() is the formula itself

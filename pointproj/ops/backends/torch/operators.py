@@ -1,32 +1,44 @@
-"""Plain torch: no kernels, every device. Pairs are formed in chunks, so memory stays bounded."""
+"""The functions of the backend, and its operators: a search, lists, and two sums, over chunks of pairs."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj.ops.backends.torch.attention import attend
+from pointproj.ops.backends.torch.farthest_points import farthest_points
 from pointproj.ops.bridge.torch_op import signed, torch_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.distances import distances_of
-from pointproj.ops.gradients import (
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.distances import distances_of
+from pointproj.ops.specification.gradients import (
     DIFFERENTIABLE,
     Chunks,
     aggregate,
     aggregate_backward,
     aggregate_second_backward,
 )
-from pointproj.ops.pairs import chunks_within, listed_chunks, masks_within, pairs_of_clouds
-from pointproj.ops.records import FIELDS, fields_apart, nearest_specs
-from pointproj.ops.reference import Weighting, radii_of, squared_distances
-from pointproj.ops.registry import Summands, Tables
-from pointproj.ops.rounding import rounded_root
+from pointproj.ops.specification.pairs import (
+    chunks_within,
+    listed_chunks,
+    masks_within,
+    nearest_rows,
+    pairs_of_clouds,
+)
+from pointproj.ops.specification.records import FIELDS, Summands, Tables, fields_apart, nearest_specs
+from pointproj.ops.specification.reference import Weighting, radii_of, squared_distances
+from pointproj.ops.specification.rounding import rounded_root
 
-OPERATORS = frozenset({"knn", "radius", "attend", "farthest"})
-RANK = {"cpu": 0, "cuda": 0}
-EXPORTABLE = frozenset({"cpu", "cuda"})
+__all__ = [
+    "aggregate_neighbors",
+    "attend",
+    "farthest_points",
+    "radius_aggregate",
+    "radius_list",
+    "radius_search",
+    "search",
+]
 
 
 def search(clouds: Clouds, tables: Tables | None, k: int) -> Tensor:
@@ -67,31 +79,6 @@ def _search_body(clouds: Clouds, k: int) -> tuple[Tensor]:
         rows = nearest_rows(squared, min(k, squared.shape[1]), reference.start)
         found[query, : rows.shape[1]] = rows
     return (found,)
-
-
-def nearest_rows(squared: Float[Tensor, "m n"], k: int, first_row: int | Tensor) -> Int[Tensor, "m k"]:
-    """Rows of the k smallest squared distances, nearest first, -1 for those that are not finite.
-
-    Column 0 is row ``first_row``.
-    """
-    squared = squared.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    columns = _smallest(squared, k)
-    return torch.where(squared.gather(1, columns).isfinite(), columns + first_row, -1)
-
-
-def _smallest(values: Tensor, k: int) -> Tensor:
-    """Columns of the k smallest values in each row, in ascending order, ties by the lower column.
-
-    ``topk`` leaves open which of several equal values it takes, so it only finds the k-th value; a second
-    one over column numbers takes all below that value, then the first of those equal to it.
-    """
-    columns = torch.arange(values.shape[1], device=values.device)
-    kth = values.topk(k, largest=False, sorted=False).values.amax(1, keepdim=True)
-    order = torch.where(values < kth, columns, columns + len(columns))
-    order = torch.where(values > kth, 2 * len(columns), order)
-    chosen = order.topk(k, largest=False, sorted=True).values % len(columns)
-    ranks = values.gather(1, chosen).argsort(dim=1, stable=True)
-    return chosen.gather(1, ranks)
 
 
 @fields_apart

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import hardtanh
 
-from pointproj.ops.rounding import largest_squares_within, radius_in_range, rounded_root
+from pointproj.ops.specification.rounding import largest_squares_within, radius_in_range, rounded_root
 
 PAIRS_AT_ONCE = 2**22
 
@@ -140,7 +140,7 @@ def within(
 ) -> Bool[Tensor, "m n"]:
     """Which pairs are no farther apart than the radius, one for all queries or one for each.
 
-    :mod:`pointproj.ops.rounding` says what that means to the last bit.
+    :mod:`pointproj.ops.specification.rounding` says what that means to the last bit.
     """
     limits = largest_squares_within(radii_of(radius, query_points))
     return squared_distances(query_points, reference_points) <= limits.reshape(-1, 1)

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.clouds import Clouds, chunks_of
-from pointproj.ops.gradients import Chunk
-from pointproj.ops.records import record_of
-from pointproj.ops.reference import radii_of, squared_distances
-from pointproj.ops.rounding import largest_squares_within
+from pointproj.ops.specification.clouds import Clouds, chunks_of
+from pointproj.ops.specification.gradients import Chunk
+from pointproj.ops.specification.records import record_of
+from pointproj.ops.specification.reference import radii_of, squared_distances
+from pointproj.ops.specification.rounding import largest_squares_within
 
 # What a chunk may hold: cache on a CPU, 64 MiB of fp32 on a GPU.
 PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
@@ -77,3 +78,28 @@ def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[slice
         if same_cloud is not None:
             is_neighbor &= same_cloud
         yield query, reference, squared, is_neighbor
+
+
+def nearest_rows(squared: Float[Tensor, "m n"], k: int, first_row: int | Tensor) -> Int[Tensor, "m k"]:
+    """Rows of the k smallest squared distances, nearest first, -1 for those that are not finite.
+
+    Column 0 is row ``first_row``.
+    """
+    squared = squared.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    columns = _smallest(squared, k)
+    return torch.where(squared.gather(1, columns).isfinite(), columns + first_row, -1)
+
+
+def _smallest(values: Tensor, k: int) -> Tensor:
+    """Columns of the k smallest values in each row, in ascending order, ties by the lower column.
+
+    ``topk`` leaves open which of several equal values it takes, so it only finds the k-th value; a second
+    one over column numbers takes all below that value, then the first of those equal to it.
+    """
+    columns = torch.arange(values.shape[1], device=values.device)
+    kth = values.topk(k, largest=False, sorted=False).values.amax(1, keepdim=True)
+    order = torch.where(values < kth, columns, columns + len(columns))
+    order = torch.where(values > kth, 2 * len(columns), order)
+    chosen = order.topk(k, largest=False, sorted=True).values % len(columns)
+    ranks = values.gather(1, chosen).argsort(dim=1, stable=True)
+    return chosen.gather(1, ranks)

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, signed, torch_op
-from pointproj.ops.clouds import chunks_of, queries_of
+from pointproj.ops.bridge.torch_op import signed, torch_op
+from pointproj.ops.specification.clouds import chunks_of, queries_of
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
 

@@ -21,11 +21,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import recording
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors
-from pointproj.ops.clouds import rows_of
-from pointproj.ops.records import record_of
-from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, normalized, relative_weights
+from pointproj.ops.specification.clouds import rows_of
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors, record_of
+from pointproj.ops.specification.reference import (
+    Weighting,
+    nan_where_query_is_not_finite,
+    normalized,
+    relative_weights,
+)
+from pointproj.ops.torch_internals import recording
 
 DIFFERENTIABLE = ("query_points", "reference_points", "features", "sigma")
 

@@ -6,15 +6,13 @@ one of these images, so that every backend searches a periodic box as it searche
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pointproj.ops import arguments
-from pointproj.ops.clouds import Clouds, queries_of, rows_of
-from pointproj.ops.reference import squared_lengths
+from pointproj.ops.specification.clouds import Clouds, queries_of, rows_of
+from pointproj.ops.specification.reference import squared_lengths
 
 
 class PeriodicBox(NamedTuple):
@@ -80,16 +78,6 @@ class PeriodicBox(NamedTuple):
         last = torch.iinfo(torch.int64).max
         keys = torch.where(rows >= 0, query * references + rows, last).sort().values
         return merged, torch.where(keys < last, keys % max(1, references), -1)
-
-
-def periodic_box(
-    box: Sequence[float] | None, radius: float | Tensor | None, points: Tensor, inside: bool
-) -> PeriodicBox | None:
-    """The box of a call, after its checks; in the plane, z is not periodic."""
-    if box is None:
-        return None
-    arguments.check_box(box, radius, points, inside)
-    return PeriodicBox((*(float(length) for length in box), math.inf)[:3])
 
 
 def _divided(x: Tensor, length: float) -> Tensor:

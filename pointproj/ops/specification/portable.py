@@ -11,13 +11,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.torch import nearest_rows
-from pointproj.ops.bridge.torch_internals import map_rows
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.gradients import Chunk, aggregate_chunk
-from pointproj.ops.records import fields_apart
-from pointproj.ops.reference import Weighting, nan_where_query_is_not_finite, squared_distances
-from pointproj.ops.rounding import largest_square_within
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.gradients import Chunk, aggregate_chunk
+from pointproj.ops.specification.pairs import nearest_rows
+from pointproj.ops.specification.records import fields_apart
+from pointproj.ops.specification.reference import Weighting, nan_where_query_is_not_finite, squared_distances
+from pointproj.ops.specification.rounding import largest_square_within
+from pointproj.ops.torch_internals import map_rows
 
 QUERIES_AT_ONCE = 64
 

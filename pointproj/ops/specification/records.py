@@ -1,16 +1,37 @@
-"""Functions of records as torch takes operators: with the records' fields as arguments of their own."""
+"""The records that operators work with, and functions of them as torch takes operators: field by field."""
 
 import functools
 import inspect
 from collections.abc import Callable
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.reference import Weighting
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.reference import Weighting
+
+Tensors = tuple[Tensor, ...]
+OptionalTensors = tuple[Tensor | None, ...]
+Tables = tuple[Tensor, ...]  # of an index
+
+
+class Saved(NamedTuple):
+    """What a backward works with: the forward's inputs by name, and its outputs in order."""
+
+    inputs: dict[str, Any]
+    outputs: Tensors
+
+
+class Summands(NamedTuple):
+    """What an aggregation sums up; the features and sigma are in the dtype that sums run in."""
+
+    features: Float[Tensor, "n c"]
+    sigma: Float[Tensor, ""]
+    weighting: Weighting
+
 
 FIELDS: dict[type, dict[str, Any]] = {
     Clouds: {

@@ -1,65 +1,18 @@
-"""Distances of neighbours that were searched: what a search must return, and their derivatives."""
+"""Distances as an operator: they are known from a search, and get derivatives here."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_internals import is_transforming
-from pointproj.ops.bridge.torch_op import OptionalTensors, Saved, Tensors, torch_op
-from pointproj.ops.clouds import Clouds, chunks_of, queries_of, rows_of, spread
-from pointproj.ops.gradients import second_gradients
-from pointproj.ops.periodic import PeriodicBox
-from pointproj.ops.reference import length, nan_where_query_is_not_finite, rounded_length
-
-
-class _Pairs(NamedTuple):
-    """Pairs (Q, k) of all queries, or (M,) of a list."""
-
-    queries: Tensor | None  # (M,) of a list
-    rows: Tensor  # in range also where there is no neighbour
-    box: PeriodicBox | None
-    apart: Tensor | None = None  # (..., 1): which have a gradient, neighbours at another place
-
-    def differences(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs 3"]:
-        """Query point minus the nearest copy of the reference point."""
-        own = query_points[:, None] if self.queries is None else rows_of(query_points, self.queries)
-        delta = own - rows_of(reference_points, self.rows)
-        return delta if self.box is None else self.box.minimum_image(delta)
-
-    def lengths(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs"]:
-        """Of the differences, 0 of those without a gradient."""
-        return length(torch.where(self.apart, self.differences(query_points, reference_points), 0.0))
-
-
-def differences(
-    clouds: Clouds,
-    rows: Int[Tensor, "*pairs"],
-    row_splits: Int[Tensor, " q+1"] | None = None,
-    box: PeriodicBox | None = None,
-) -> Float[Tensor, "*pairs 3"]:
-    """Differences of pairs, of any two points where the row is -1.
-
-    Rows are (Q, k), or with ``row_splits`` (M,), those of query i from ``row_splits[i]`` on.
-    """
-    queries = None if row_splits is None else queries_of(row_splits, rows.shape[0])
-    pairs = _Pairs(queries, rows.clamp(min=0), box)
-    return pairs.differences(clouds.query_points, clouds.reference_points)
-
-
-def distances_of(
-    clouds: Clouds,
-    rows: Int[Tensor, "*pairs"],
-    row_splits: Int[Tensor, " q+1"] | None = None,
-    box: PeriodicBox | None = None,
-) -> Float[Tensor, "*pairs"]:
-    """Distances to packed rows, rounded as the reference does; inf for row -1, NaN for a query not finite."""
-    distances = rounded_length(differences(clouds, rows, row_splits, box)).masked_fill(rows < 0, torch.inf)
-    if row_splits is not None:  # of a query that is not finite there are none
-        return distances
-    return nan_where_query_is_not_finite(distances, clouds.query_points)
+from pointproj.ops.bridge.torch_op import torch_op
+from pointproj.ops.specification.clouds import Clouds, chunks_of, queries_of, spread
+from pointproj.ops.specification.distances import IndexedPairs
+from pointproj.ops.specification.gradients import second_gradients
+from pointproj.ops.specification.periodic import PeriodicBox
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
+from pointproj.ops.torch_internals import is_transforming
 
 
 def with_gradient(
@@ -88,7 +41,7 @@ def _forward(
     return (distances.clone(),)  # they are known; an operator does not return what it was given
 
 
-def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, _Pairs]]:
+def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, IndexedPairs]]:
     """Some pairs, with their place among all, and the place of the query points that they have."""
     query_points, reference_points, distances, rows, row_splits, lengths = saved.inputs.values()
     if not (query_points.shape[0] and reference_points.shape[0]):
@@ -100,7 +53,7 @@ def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, _Pairs]]:
     apart = (exists & (distances > 0))[..., None]
     for at in chunks_of(rows, width=3):
         own = at if queries is None else slice(None)
-        yield at, own, _Pairs(None if queries is None else queries[at], rows[at], box, apart[at])
+        yield at, own, IndexedPairs(None if queries is None else queries[at], rows[at], box, apart[at])
 
 
 def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:

@@ -23,12 +23,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.clouds import Clouds
-from pointproj.ops.pairs import rows_of_clouds
-from pointproj.ops.records import fields_apart, nearest_specs
-from pointproj.ops.reference import nan_where_query_is_not_finite
-from pointproj.ops.registry import Tables
-from pointproj.ops.rounding import rounded_root
+from pointproj.ops.specification.clouds import Clouds
+from pointproj.ops.specification.pairs import rows_of_clouds
+from pointproj.ops.specification.records import Tables, fields_apart, nearest_specs
+from pointproj.ops.specification.reference import nan_where_query_is_not_finite
+from pointproj.ops.specification.rounding import rounded_root
 
 VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}  # products of a chunk: 512 MiB of float32 on a GPU
 GROUP = 64  # products of which the least is looked at first

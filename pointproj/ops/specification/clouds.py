@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.ops import arguments
-from pointproj.ops.bridge.torch_internals import is_transforming
+from pointproj.ops.torch_internals import is_transforming
 
 VALUES_AT_ONCE = 2**26  # that a chunk of neighbour lists may gather
 
@@ -40,19 +39,6 @@ def pack(
     if offsets is not None:
         return packed(points), as_dtype(offsets, torch.int32), offsets.shape[0] - 1
     return packed(points), None, points.shape[0] or 1 if points.ndim == 3 else 1  # a batch of none is empty
-
-
-def checked_clouds(
-    query_points: Tensor,
-    reference_points: Tensor,
-    query_offsets: Tensor | None,
-    reference_offsets: Tensor | None,
-    in_space: bool = True,
-) -> Clouds:
-    """The packed points of a call, after its checks."""
-    arguments.check_points(query_points, reference_points, in_space)
-    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-    return Clouds(*pack(query_points, query_offsets)[:2], *pack(reference_points, reference_offsets))
 
 
 def packed(points: Tensor) -> Tensor:

@@ -1,0 +1,52 @@
+"""Attention over neighbour lists, head by head, without the rows of all pairs."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pointproj.ops.backends.torch.listed_pairs import ListedPairs
+from pointproj.ops.backends.torch.weighted_sums import pair_products
+from pointproj.ops.specification.clouds import rows_in_packed
+from pointproj.ops.specification.gradients import second_gradients
+from pointproj.ops.specification.records import Saved, Tensors
+
+DIFFERENTIABLE = ("queries", "keys", "values", "bias")
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    bias: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    heads: int,
+    scale: float,
+) -> Tensor:
+    """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
+    pairs = ListedPairs(rows_in_packed(rows, keys, missing=len(keys)), row_splits, len(keys))
+    of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
+    results = []
+    for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):
+        logits = (
+            scale * pair_products(query.contiguous(), key.contiguous(), pairs.rows, row_splits)[..., None]
+        )
+        if len(bias):
+            logits = logits + bias[:, head].view(logits.shape)
+        known = torch.where(pairs.exists, logits.detach(), -torch.inf)
+        largest = pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)
+        largest = pairs.of_pairs(largest[:, 0])
+        weights = torch.where(pairs.exists, logits, largest).sub(largest).exp()
+        weights = torch.where(pairs.exists, weights, 0.0)
+        total = pairs.summed(weights)
+        summed = pairs.weighted(value.contiguous(), weights)
+        results.append(torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0))
+    return torch.cat(results, dim=-1)
+
+
+def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
+    """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
+    others = {n: v for n, v in saved.inputs.items() if n not in (*DIFFERENTIABLE, "deterministic")}
+    inputs = [saved.inputs[name] for name in DIFFERENTIABLE]
+    return second_gradients(partial(attend, **others), inputs, grads[0], directions)
