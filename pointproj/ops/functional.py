@@ -15,7 +15,7 @@ from pointproj.ops.index import Index, build_index
 from pointproj.ops.specification.clouds import as_dtype, rows_in_cloud, rows_in_packed
 from pointproj.ops.specification.distances import distances_of
 from pointproj.ops.specification.records import Summands
-from pointproj.ops.specification.reference import Weighting, counted_features, sigma_in_range
+from pointproj.ops.specification.reference import Weighting, masked_features, sigma_in_range
 from pointproj.ops.torch_internals import has_modes, raw_stream
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
@@ -284,7 +284,7 @@ def _aggregated(
         sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:
         sigma = scalar(sigma, dtype, features.device)
-    values = counted_features(features, reference_weights)
+    values = masked_features(features, reference_weights)
     if values.ndim > 2:
         values = values.reshape(-1, values.shape[-1])
     values = as_dtype(values, dtype).contiguous()
@@ -294,8 +294,8 @@ def _aggregated(
     if reference_weights is None or weighting.reduce == "sum":
         aggregated = aggregate(Summands(values, sigma, weighting))
     else:
-        counted = weighting._replace(reduce="counted")
-        summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, counted))
+        of_weighted = weighting._replace(reduce="weighted")
+        summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, of_weighted))
         summed, total = summed.split([values.shape[1], 1], dim=1)
         # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
         divides = (total != 0) & ~total.isnan()

@@ -7,7 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
-from pointproj.ops.specification.reference import Weighting, counted_features, sigma_in_range
+from pointproj.ops.specification.reference import Weighting, masked_features, sigma_in_range
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -72,7 +72,7 @@ def aggregate(
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
-    values = counted_features(features, reference_weights).flatten(0, -2).to(dtype)
+    values = masked_features(features, reference_weights).flatten(0, -2).to(dtype)
     own = None
     if reference_weights is not None:
         own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))

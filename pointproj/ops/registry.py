@@ -110,7 +110,7 @@ class Backend(Protocol):
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
         The order of the rows is any, but the first is the neighbour that weights are relative to: the
-        nearest, or for ``"counted"`` the nearest that counts. Those that do not count may be nearer: their
+        nearest, or for ``"weighted"`` the nearest that counts. Those that do not count may be nearer: their
         weights, above 1, must stay finite.
         Differentiable twice in both sets of points, features and sigma.
         """

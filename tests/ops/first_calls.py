@@ -34,7 +34,8 @@ def loss(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
     distances, rows = pointproj.knn(query, points, K, backend=BACKEND)
     total = distances.sum() + pointproj.knn_aggregate(query, points, features, K, backend=BACKEND).sum()
     neighbors = pointproj.Neighbors(rows, distances)
-    total = total + pointproj.attend(query, points, points, neighbors, backend=BACKEND).sum()
+    if "attend" in load(BACKEND).OPERATORS:
+        total = total + pointproj.attend(query, points, points, neighbors, backend=BACKEND).sum()
     if "radius" in load(BACKEND).OPERATORS:
         lists = pointproj.radius_neighbors(query, points, RADIUS, max_neighbors=K, backend=BACKEND)
         total = total + lists.distances.nan_to_num(posinf=0.0).sum()

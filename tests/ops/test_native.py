@@ -340,7 +340,7 @@ def _nearest_within(k: int) -> Tensor:
         (_within, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_within, {"radius": float("nan")}, "radius must be positive and finite; got nan"),
         (_within, {"kernel": "cubic"}, "kernel must be exponential, gaussian, .* or compact; got cubic"),
-        (_within, {"reduce": "max"}, "reduce must be mean, sum or counted; got max"),
+        (_within, {"reduce": "max"}, "reduce must be mean, sum or weighted; got max"),
         (_list, {"points": torch.rand(9, 2)}, r"query_points must have shape \(n, 3\); got \[9, 2\]"),
         (_list, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_list, {"radii": torch.rand(8)}, r"radii must have shape \[9\]; got \[8\]"),

@@ -9,8 +9,8 @@ a_ij over the neighbours of i, it is, of out_i = sum_j a_ij f_j for an upstream 
     d q_j = -sum_i s_ij l_d n_ij     d sigma = sum_ij s_ij l_sigma
 
 For ``reduce="sum"`` the weights are a_ij = K(d_ij), and the sum over k, which comes from the division by the
-total weight, is 0. For ``"counted"`` that total is of the neighbours that count, and what the division brings
-is left out for the others, whose f_j is 0. Neighbour sets are constants.
+total weight, is 0. For ``"weighted"`` the total is over the neighbours with a reference weight, and the sum
+over k is left out for the others, whose f_j is 0. Neighbour sets are constants.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ def aggregate_chunk(
     """Aggregated features (m, C) of the parts that belong to one chunk."""
     delta = (query_points[:, None] - chunk.rows_of(reference_points)).to(sigma.dtype)
     counts = is_neighbor = chunk.is_neighbor
-    if weighting.reduce == "counted":
+    if weighting.reduce == "weighted":
         counts = is_neighbor & (chunk.rows_of(features[:, -1:]) != 0)[..., 0]
     weights = relative_weights(delta, is_neighbor, counts, sigma, weighting)
     return chunk.sums(weights if weighting.reduce == "sum" else normalized(weights, counts), features)

@@ -35,9 +35,9 @@ class Weighting(NamedTuple):
     ----------
     kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
         exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
-    reduce : {"mean", "sum", "counted"}
+    reduce : {"mean", "sum", "weighted"}
         Whether the sum is divided by the sum of the weights. Where there are reference weights, backends are
-        asked for ``"counted"``: the mean of neighbours that count, whose last feature, which is their
+        asked for ``"weighted"``: the mean of neighbours that count, whose last feature, which is their
         reference weight, is not 0. Weights are relative to the nearest of these, and divided by their sum.
     power, eps : float
         Of the inverse distance.
@@ -81,7 +81,7 @@ def knn_aggregate(
     neighbor_indices = knn_search(query_points, reference_points, k)
     index = neighbor_indices.clamp(min=0)
     own = None if reference_weights is None else reference_weights[index]
-    features = counted_features(features, reference_weights)
+    features = masked_features(features, reference_weights)
     delta = query_points[:, None] - reference_points[index]
     weights = _weights(delta, neighbor_indices >= 0, sigma, weighting, own)
     aggregated = (weights[..., None] * features[index].to(weights.dtype)).sum(1)
@@ -99,7 +99,7 @@ def radius_aggregate(
 ) -> Float[Tensor, "q c"]:
     """Weighted mean (or sum) of the features within ``radius`` (inclusive); 0 if there are none."""
     rows = max(1, PAIRS_AT_ONCE // reference_points.shape[0])
-    features = counted_features(features, reference_weights)
+    features = masked_features(features, reference_weights)
     chunks = []
     for query in query_points.split(rows):
         delta = query[:, None] - reference_points
@@ -288,7 +288,7 @@ def normalized(
     return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
 
 
-def counted_features(
+def masked_features(
     features: Float[Tensor, "*n c"], reference_weights: Float[Tensor, "*n"] | None
 ) -> Float[Tensor, "*n c"]:
     """Features without those that are not finite where the reference weight is 0: 0 times them is not 0."""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.sums import Source, channel_block, counted, cubes_of, neighbors_of, pair
+from pointproj.ops.backends.triton.sums import Source, channel_block, counts_of, cubes_of, neighbors_of, pair
 from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
@@ -100,7 +100,7 @@ def gradient_kernel(
                         products_with(grad, query, features, row, hit, channels, BLOCK) - mean
                     )
                     if REDUCE != SUM:
-                        counts = counted(features, row, hit, channels, REDUCE)
+                        counts = counts_of(features, row, hit, channels, REDUCE)
                         of_logit = tl.where(counts & (weight < most), of_logit, 0.0)
                     has_gradient = hit & (of_logit != 0)
                     sigma_sum += tl.sum(tl.where(has_gradient, of_logit * by_sigma, 0.0), 1)

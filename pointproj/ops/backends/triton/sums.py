@@ -20,8 +20,8 @@ from pointproj.ops.backends.triton.arithmetic import load_points, quotient, roun
 from pointproj.ops.backends.triton.cell_list import CellList, cloud_numbers
 from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_queries, run_of, runs_of
 from pointproj.ops.backends.triton.weights import (
-    COUNTED,
     SUM,
+    WEIGHTED,
     anchor,
     anchor_of_one,
     choices,
@@ -137,10 +137,10 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
 
 
 @triton.jit
-def counted(features, row, hit, channels, REDUCE: tl.constexpr):
+def counts_of(features, row, hit, channels, REDUCE: tl.constexpr):
     """Which neighbours' weights add up to the total."""
     counts = hit
-    if REDUCE == COUNTED:
+    if REDUCE == WEIGHTED:
         counts &= tl.load(features + row * channels + channels - 1, mask=hit, other=0.0) != 0
     return counts
 
@@ -171,7 +171,7 @@ def sum_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                counts = counted(features, row, hit, channels, REDUCE)
+                counts = counts_of(features, row, hit, channels, REDUCE)
                 if REDUCE != SUM:
                     anchors = tl.where(counts, anchor(distance, eps, KERNEL), float("inf"))
                     nearer = tl.minimum(nearest, tl.min(anchors, 1))

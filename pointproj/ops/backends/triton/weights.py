@@ -16,9 +16,9 @@ EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
 GAUSSIAN = tl.constexpr(KERNELS.index("gaussian"))
 INVERSE_DISTANCE = tl.constexpr(KERNELS.index("inverse_distance"))
 COMPACT = tl.constexpr(KERNELS.index("compact"))
-REDUCTIONS = ("mean", "sum", "counted")
+REDUCTIONS = ("mean", "sum", "weighted")
 SUM = tl.constexpr(REDUCTIONS.index("sum"))
-COUNTED = tl.constexpr(REDUCTIONS.index("counted"))
+WEIGHTED = tl.constexpr(REDUCTIONS.index("weighted"))
 
 
 def parameters(weighting: Weighting, sigma: Tensor) -> tuple[Tensor, Tensor]:

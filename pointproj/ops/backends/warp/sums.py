@@ -205,7 +205,7 @@ def counts_function(form: Form) -> wp.Function:
 
     @wp.func
     def counts(problem: ProblemStruct, row: int):
-        if wp.static(form.reduce == "counted"):
+        if wp.static(form.reduce == "weighted"):
             return problem.features[row, problem.columns - 1] != type(problem.power)(0.0)
         return True
 

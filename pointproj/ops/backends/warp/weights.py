@@ -96,7 +96,7 @@ def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
         if wp.static(kernel == "compact"):
             left = rest(d, rate, limit)
             made = left * left
-        if wp.static(reduce == "counted"):  # of one that does not count, and may be much nearer than the base
+        if wp.static(reduce == "weighted"):  # one without a weight may be much nearer than the base
             made = at_most(made, real(most))
         return made
 

@@ -29,8 +29,8 @@ Kernel kernel_of(std::string_view name) {
 Reduce reduce_of(std::string_view name) {
   if (name == "mean") return Reduce::kMean;
   if (name == "sum") return Reduce::kSum;
-  POINTPROJ_CHECK(name == "counted", "reduce must be mean, sum or counted; got ", name);
-  return Reduce::kCounted;
+  POINTPROJ_CHECK(name == "weighted", "reduce must be mean, sum or weighted; got ", name);
+  return Reduce::kWeighted;
 }
 
 // What every aggregation is given.

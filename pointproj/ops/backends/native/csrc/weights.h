@@ -14,7 +14,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 enum class Kernel { kExponential, kGaussian, kInverseDistance, kUniform, kCompact };
-enum class Reduce { kMean, kSum, kCounted };
+enum class Reduce { kMean, kSum, kWeighted };
 
 template <class Sum>
 constexpr Sum kMostWeight = kLargest<Sum> / 2048;
@@ -100,7 +100,7 @@ struct Weighting {
   POINTPROJ_FN bool divides() const { return kIsDefault || reduce != Reduce::kSum; }
   // Whether a neighbour with this row of features is one of those whose weights add up to the total.
   POINTPROJ_FN bool counts(const Sum* features, int channels) const {
-    return kIsDefault || reduce != Reduce::kCounted || features[channels - 1] != Sum(0);
+    return kIsDefault || reduce != Reduce::kWeighted || features[channels - 1] != Sum(0);
   }
   // Not relative are the weights of sums, which count as they are.
   POINTPROJ_FN Sum anchor(Sum nearest) const {
