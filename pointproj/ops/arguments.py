@@ -108,7 +108,7 @@ def check_neighbor_indices(
 
 
 def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> float:
-    """A positive, finite number, and what counts of it for points of this dtype."""
+    """A positive, finite number, clamped to the normal numbers of the points' dtype."""
     _check_number(name, radius, more=": it has no gradient")
     _check_positive(name, radius)
     return radius_in_range(radius, dtype)

@@ -1,4 +1,4 @@
-"""Attention over neighbour lists: each query's softmax over its own neighbours alone.
+"""Attention over neighbour lists: the softmax of each query runs over its own neighbours.
 
 For a head h of query i, over the neighbours j of its list,
 

@@ -46,9 +46,9 @@ def choose_backend(
     """
     if index is not None and not isinstance(index, Index):
         raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
-    asked_for = index.backend if index is not None and backend == "auto" else backend
+    name = index.backend if index is not None and backend == "auto" else backend
     search = "knn" if radius is None else "radius"
-    name = choose(asked_for, reference_points.device.type, search)
+    name = choose(name, reference_points.device.type, search)
     if index is None:
         return modules[name], None
     if index.backend != name:

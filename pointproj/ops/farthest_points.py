@@ -30,7 +30,7 @@ def farthest_points(
     Parameters
     ----------
     points : (N, 3) or (B, N, 3) float tensor
-        float32 or float64, also (..., 2), or more coordinates, which are for ``torch`` alone.
+        float32 or float64, also (..., 2), or more coordinates, which only ``torch`` takes.
         Those with a coordinate that is not finite are chosen last.
     count : int, or sequence of int
         Points of each cloud; of ragged clouds also one number for each.

@@ -41,9 +41,9 @@ def knn(
     Parameters
     ----------
     query_points : (Q, 3) or (B, Q, 3) float tensor
-        float32 or float64. Points in the plane have 2 coordinates instead of 3, here and everywhere. Here
-        alone they may have more than 3, where all pairs are compared, in chunks: without an index, a box or
-        a backend by name, and the host waits for the device once.
+        float32 or float64. Points in the plane have 2 coordinates instead of 3, in all functions. Only in
+        this one they may have more than 3. Then all pairs are compared, in chunks, the host waits for the
+        device once, and an index, a box or a named backend other than ``"torch"`` is refused.
     reference_points : (N, 3) or (B, N, 3) float tensor
         Of the same dtype as ``query_points``.
     k : int
@@ -159,8 +159,8 @@ def knn_aggregate(
     max_radius : float, optional
         As for :func:`knn`; the kernel ``"compact"`` needs it.
     neighbor_indices : (..., Q, k) int32 or int64 tensor, optional
-        Neighbours that are known already, in any order: nothing is searched then. A value that is not a row
-        of ``reference_points`` counts as no neighbour.
+        Known neighbours, in any order; nothing is searched. A value that is not a row of
+        ``reference_points`` stands for no neighbour.
 
     Returns
     -------
@@ -269,11 +269,11 @@ def _aggregated(
     weighting: Weighting,
     reference_weights: Tensor | None,
 ) -> Tensor:
-    """What ``aggregate`` makes of packed features, (Q, C), as (..., Q, C) in the features' own dtype.
+    """Check and pack the features, aggregate them, and return (..., Q, C) in their own dtype.
 
-    What it sums up is checked first: ``aggregate`` may have to build a backend. Weights of the reference
-    points multiply the features. A mean is then the sum of these divided by that of the weights: both are of
-    one call, with the weights as one more channel.
+    All checks come before ``aggregate``, which may have to build a backend. Reference weights multiply the
+    features and become one more channel, so that one call gives both sums of a mean: that of the weighted
+    features, and that of the weights, by which the first is divided.
     """
     arguments.check_features(features, reference_points)
     dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
@@ -297,7 +297,7 @@ def _aggregated(
         of_weighted = weighting._replace(reduce="weighted")
         summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, of_weighted))
         summed, total = summed.split([values.shape[1], 1], dim=1)
-        # NaN is of queries that are not finite: it must not reach the gradients of the gradients.
+        # Rows of queries that are not finite are NaN, which must not enter second derivatives.
         divides = (total != 0) & ~total.isnan()
         otherwise = torch.where(total == 0, 0.0, torch.nan)
         aggregated = torch.where(divides, summed / torch.where(divides, total, 1.0), otherwise)
@@ -306,7 +306,7 @@ def _aggregated(
 
 
 def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor | None) -> Tensor:
-    """Rows (Q, k) with the nearest that counts in the first place: weights are relative to it."""
+    """Rows (Q, k) whose first is the nearest neighbour with a weight: weights are relative to it."""
     counts = rows >= 0
     if reference_weights is not None:
         counts &= (reference_weights.detach().reshape(-1) != 0)[rows.clamp(min=0)]
@@ -316,24 +316,24 @@ def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor
 
 
 def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a tensor (), not to be written to.
+    """A number as a 0-dim tensor, which must not be written to.
 
-    It is filled on the device, since a copy from the host would wait for it. On a GPU that is one launch in
-    every call, so there numbers are kept, for the stream that they were filled on: on it, they are there. A
-    CUDA graph fills its own, as it needs them for as long as it lives.
+    The tensor is filled on the device, because a copy from the host would wait for the device. On a GPU the
+    fill is a launch, so tensors are cached, for each value and stream: work on one stream is in order. While
+    a CUDA graph is captured none is taken from the cache, since the graph outlives it.
     """
     if (
         device.type != "cuda"
         or torch.compiler.is_compiling()
-        or has_modes()  # what is made now may be no ordinary tensor
+        or has_modes()  # a mode may return a tensor of another class
         or torch.is_inference_mode_enabled()
         or torch.cuda.is_current_stream_capturing()
     ):
         return torch.full((), value, dtype=dtype, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return _kept(value, dtype, index, raw_stream(index))
+    return _cached_scalar(value, dtype, index, raw_stream(index))
 
 
 @functools.lru_cache(maxsize=256)
-def _kept(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
+def _cached_scalar(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
     return torch.full((), value, dtype=dtype, device=index)

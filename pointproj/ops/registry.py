@@ -1,7 +1,7 @@
 """The backends: what each defines, how they are found, and which one runs.
 
 A backend is a module of :mod:`pointproj.ops.backends`, or a folder when it holds kernels. It defines what
-:class:`Backend` lists, and imports nothing heavy before ``unavailable`` has been asked. Adding one means
+:class:`Backend` lists, and imports nothing heavy before ``unavailable`` is called. Adding one means
 adding that module and one file in ``conf/backend/``; tests and benchmark find it by themselves.
 """
 
@@ -66,7 +66,7 @@ class Backend(Protocol):
     def unbuilt(self) -> str | None:
         """How to build what it is made of, if that has yet to be done, else None (default).
 
-        Asked for by name, a backend builds that itself; ``auto`` passes over it instead of beginning.
+        A backend that is named builds itself; ``auto`` passes over a backend that is not built.
         """
         return None
 
@@ -109,9 +109,9 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q c"]:
         """Features aggregated over rows as from ``search``, in their dtype (fp32 or fp64).
 
-        The order of the rows is any, but the first is the neighbour that weights are relative to: the
-        nearest, or for ``"weighted"`` the nearest that counts. Those that do not count may be nearer: their
-        weights, above 1, must stay finite.
+        The first row is the neighbour that weights are relative to: the nearest, or for ``"weighted"`` the
+        nearest with a reference weight. The others may have any order. One without a reference weight may be
+        nearer than the first; its weight, above 1, must be finite.
         Differentiable twice in both sets of points, features and sigma.
         """
 
@@ -127,7 +127,7 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q c"]:
         """The same over all points within ``radius``; ``tables`` as for ``search``.
 
-        Here the backend finds what weights are relative to: the nearest neighbour, or that which counts.
+        Weights are relative to the same neighbour, which the backend finds by itself.
         """
 
     def radius_search(
@@ -142,7 +142,7 @@ class Backend(Protocol):
     def radius_list(
         self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], capacity: int
     ) -> tuple[Int[Tensor, " q+1"], Int[Tensor, " capacity"], Float[Tensor, " capacity"]]:
-        """Where each query's neighbours begin (not cut at the capacity), their packed rows, and distances.
+        """Where each query's neighbours begin (also beyond the capacity), their packed rows, and distances.
 
         All rows within the radius, in ascending order for each query, as far as there is room; -1 in slots
         that are not used. Distances as from ``nearest``, there inf.
@@ -226,7 +226,7 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
     Raises
     ------
     BackendUnavailable
-        If a backend asked for by name cannot do this here. It is never replaced by another.
+        If a named backend cannot do this here. It is never replaced by another.
     """
     if name != "auto":
         reason = _obstacle(name, device_type, operator)
@@ -238,7 +238,7 @@ def resolve(name: str, device_type: str, operator: str) -> tuple[str, str]:
         reason = _obstacle(candidate, device_type, operator)
         if reason is None and (how := load(candidate).unbuilt()):
             reason = f"faster here, once it is built; {how}"
-        if reason is None:  # those of lower rank are not asked: finding out can take seconds
+        if reason is None:  # whether others could run is not looked up, which can take seconds
             break
         passed_over.append(f"{candidate}: {reason}")
     why = f"the fastest that runs on {device_type} for {operator}"

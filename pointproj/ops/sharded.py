@@ -41,7 +41,7 @@ class Slabs(NamedTuple):
     radius: float
     axis: int
     queries: Route
-    references: Route  # what others lack; the rows of a process stay where they are as well
+    references: Route  # rows that other processes need; each process also keeps its own
     back: Tensor  # for each query of this process, the place of its result among those that return
     group: ProcessGroup | None
 
@@ -205,7 +205,7 @@ def make_slabs(
     first, last = (torch.searchsorted(bounds, along + way, right=True) for way in (-farthest, farthest))
     places = range(dist.get_world_size(group))
     near = [torch.nonzero(finite & (first <= place) & (place <= last)).squeeze(1) for place in places]
-    near[dist.get_rank(group)] = near[0][:0]  # its own rows it has
+    near[dist.get_rank(group)] = near[0][:0]  # a process has its own rows
     owner = torch.searchsorted(bounds, query_points[:, axis].contiguous(), right=True)
     own = [torch.nonzero(owner == place).squeeze(1) for place in places]
     queries = _route(own, group)
@@ -279,7 +279,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows of other processes, for rows to them."""
+    """Send rows to other processes, and receive theirs."""
 
     @staticmethod
     def forward(
@@ -296,9 +296,9 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Complete(torch.autograd.Function):
-    """A process's rows, and after them those of others that it lacks.
+    """A process's rows, followed by the rows of other processes that it needs.
 
-    A cloud that fills the device is stored once more in forward, its gradient once.
+    The forward holds the rows twice, the backward holds their gradient once.
     """
 
     @staticmethod
@@ -313,5 +313,5 @@ class _Complete(torch.autograd.Function):
         back = _Exchange.apply(grad[size:], route.received, route.sent, group)
         if torch.is_grad_enabled():
             return grad[:size].index_add(0, route.rows, back), None, None
-        # Nobody else has this gradient: the operator has just made it, for a tensor that only it was given.
+        # Adding in place is safe: the operator has just made this gradient, of a tensor that nobody else has.
         return grad[:size].contiguous().index_add_(0, route.rows, back), None, None

@@ -1,7 +1,7 @@
-"""The private names of torch that the operators use: here alone, and each looked up when it is needed.
+"""All private names of torch that the operators use, each looked up when it is needed.
 
-They save time, or answer what torch has no public question for. Where one has gone, the ordinary path is
-taken: operators then go through torch's dispatcher in every call.
+They save time, or tell what no public function of torch tells. If a version of torch lacks one, operators
+take the public way: every call then goes through torch's dispatcher.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 
 def is_transforming(unknown: bool = False) -> bool:
-    """Whether an operator is called under a transform, or where derivatives are carried forward."""
+    """Whether an operator is called under a transform of torch.func, or in forward-mode differentiation."""
     try:
         if torch._C._are_functorch_transforms_active():
             return True
@@ -24,7 +24,7 @@ def is_transforming(unknown: bool = False) -> bool:
 
 
 def is_observed() -> bool:
-    """Whether a mode, a transform, a tracer or a profiler is to see the operators that are called."""
+    """Whether a mode, a transform, a tracer or a profiler must see the operators that are called."""
     try:
         return bool(
             torch._C._len_torch_dispatch_stack()
@@ -38,7 +38,7 @@ def is_observed() -> bool:
 
 
 def wrapper_test() -> Callable[[Tensor], bool]:
-    """What tells whether a tensor belongs to a transform, even to one that has ended."""
+    """A function that tells whether a tensor belongs to a transform, also to one that has ended."""
     try:
         return torch._C._functorch.is_functorch_wrapped_tensor
     except AttributeError:
@@ -59,7 +59,7 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def below_autograd() -> contextlib.AbstractContextManager:
-    """A context in which an operator does what it does, and torch records nothing of it."""
+    """A context in which operators run and autograd records nothing."""
     try:
         return torch._C._AutoDispatchBelowAutograd()
     except AttributeError:
@@ -67,18 +67,18 @@ def below_autograd() -> contextlib.AbstractContextManager:
 
 
 def builtin_of(operator: Callable[..., Any]) -> Callable[..., Any]:
-    """What an operator calls, without a function in Python before it."""
+    """The built-in function behind an operator, without the Python function that calls it."""
     return getattr(operator, "_op", operator)
 
 
 def go_straight_to(function: type[torch.autograd.Function], backward: Callable[..., Any]) -> None:
-    """Have the engine call a function's backward, without torch's own function that finds it."""
+    """Let autograd's engine call ``backward`` directly, without torch's function that looks it up."""
     if hasattr(function, "_backward_cls"):
         function._backward_cls.apply = backward
 
 
 def has_modes() -> bool:
-    """Whether tensors that are made now may be something else than ordinary ones."""
+    """Whether a mode is active, in which new tensors may be of another class."""
     try:
         return torch._C._len_torch_dispatch_stack() > 0
     except AttributeError:
@@ -104,7 +104,7 @@ def raw_stream(index: int) -> int:
 
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
-    """A context in which torch records for autograd, also inside of what its dispatcher has called."""
+    """A context in which autograd records, also inside of an operator that the dispatcher has called."""
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(torch.enable_grad())
         with contextlib.suppress(AttributeError):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
 from pointproj.benchmark.cases import Problem
-from pointproj.ops.backends.torch.weighted_sums import Lists
+from pointproj.ops.backends.torch.weighted_sums import PairSums
 from pointproj.ops.specification import reference
 from pointproj.ops.specification.reference import KERNELS, Weighting
 from tests.ops.cases import by_id
@@ -178,7 +178,7 @@ def test_sums_of_references(form: str):
     count = len(problem.reference_points)
     rows = torch.where(found.indices >= 0, found.indices, count)
     weights = torch.where(found.indices >= 0, found.distances, 0.0)
-    lists = Lists(rows, None if form == "padded" else found.row_splits)
+    lists = PairSums(rows, None if form == "padded" else found.row_splits)
     upstream = torch.linspace(-1, 2, lists.queries * 3).view(-1, 3).double()
     if form == "padded":
         queries = torch.arange(lists.queries)[:, None].expand(rows.shape)

@@ -1,7 +1,7 @@
-"""An operator that C++ has registered gets its fake kernel and its derivatives from Python.
+"""Operators that C++ registers get their fake kernels and derivatives here, from Python.
 
-torch's stable ABI, by which one library serves many versions of torch, knows neither autograd nor batching
-nor fake kernels. All operators of a library get them here, by :mod:`pointproj.ops.bridge.torch_op`.
+One library serves many versions of torch through torch's stable ABI, which has no autograd, no batching and
+no fake kernels. :mod:`pointproj.ops.bridge.torch_op` adds them.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ ANNOTATIONS = {
 
 
 class CppOp:
-    """An operator of a library, as :mod:`pointproj.ops.bridge.torch_op` wants what is registered."""
+    """An operator of a library, with what :func:`pointproj.ops.bridge.torch_op.torch_op` expects of one."""
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -36,8 +36,8 @@ class CppOp:
     def __call__(self, *args: Any) -> Any:
         return self.operator(*args)
 
-    def alone(self, *args: Any) -> Any:
-        """What C++ does, without what torch records of it."""
+    def unrecorded(self, *args: Any) -> Any:
+        """Call C++ without autograd."""
         try:
             with below_autograd():
                 return self.in_cpp(*args)
@@ -60,7 +60,7 @@ def cpp_op(
     arguments = {a.name: ANNOTATIONS[str(a.type)] for a in schema.arguments}
 
     def in_cpp(*_: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError(f"{name} is implemented in C++ alone")
+        raise NotImplementedError(f"{name} is implemented only in C++")
 
     def register(qualified: str, _: Callable, fake: Callable) -> CppOp:
         operator = CppOp(getattr(library, qualified.partition("::")[2]).default)

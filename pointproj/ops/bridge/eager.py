@@ -1,9 +1,9 @@
 """The ways to call an operator: directly, under a transform of ``torch.func``, and by torch's dispatcher.
 
-torch's way to an operator written in Python (schema, dispatcher, autograd, trees of arguments) takes longer
-than most kernels. Calls need it that are observed: by a tracer, a mode, a profiler, or a subclass of Tensor.
-For all others an autograd function of the operator's own does the same without it. Transforms (``grad``,
-``jacrev``, ``hessian``, ``vmap`` and others) need one too. All differentiate by the same :class:`Rule`.
+The dispatcher's way to an operator written in Python (schema, autograd, trees of arguments) takes longer than
+most kernels. Only calls that a tracer, a mode, a profiler or a subclass of Tensor observes need that way. All
+others go through an autograd function that each operator has. Transforms (``grad``, ``jacrev``, ``hessian``,
+``vmap`` and others) have a third way. All three differentiate by the same :class:`Rule`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from pointproj.ops.torch_internals import (
     wrapper_test,
 )
 
-# What an operator can be called with directly. Symbolic numbers, proxies and subclasses are not among it.
+# Types of arguments in a direct call. Symbolic numbers, proxies and subclasses are not among them.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, bool, int, float, str, list, torch.dtype, type(None)})
 
 
@@ -44,17 +44,27 @@ def all_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 class Rule(NamedTuple):
-    """How an operator is differentiated; ``values`` are its arguments, then its outputs, the first ``keeps``.
+    """How an operator is differentiated.
 
-    The arguments at ``places`` (none given: all tensors) get gradients, which arrive for the first ``heads``
-    outputs. ``vjp(grads, needs, values, alone)`` gives a gradient for each place, of any value where
-    ``needs`` is false; grads may be None, and ``alone`` says that the call is unobserved.
-    ``jvp(tangents, values)`` gives derivatives of heads along a tangent for each place, None for zero.
+    Attributes
+    ----------
+    places : sequence of int
+        Positions of the arguments that get a gradient; empty: all tensors.
+    heads : int
+        How many outputs, from the first, a gradient can arrive for.
+    saved : int
+        How many of ``values``, from the first, are saved for the backward.
+    vjp : callable
+        ``vjp(grads, needs, values, unobserved)``: a gradient for each place, any value where ``needs`` is
+        false. ``values`` are the arguments, then the outputs; grads may be None; ``unobserved`` says that
+        kernels can be called directly.
+    jvp : callable
+        ``jvp(tangents, values)``: derivatives of the heads along a tangent for each place, None for zero.
     """
 
     places: Sequence[int]
     heads: int
-    keeps: int
+    saved: int
     vjp: Callable[..., Sequence[Tensor]]
     jvp: Callable[..., Sequence[Tensor]]
 
@@ -62,14 +72,14 @@ class Rule(NamedTuple):
 def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     """Differentiate an operator with ``count`` outputs by a rule, however it is called.
 
-    It has the annotations of its arguments by name, ``parameters``, and ``body(*args)``, which does what it
-    does without derivatives.
+    The operator has ``parameters``, the annotations of its arguments by name, and ``body(*args)``, which does
+    its work without derivatives.
     """
-    places, heads, keeps, vjp, jvp = rule
+    places, heads, saved, vjp, jvp = rule
     kinds = [*operator.parameters.values(), *[Tensor] * count]
     tensors = [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
     places = places or [i for i in tensors if i < len(operator.parameters)]
-    watched = [i for i in tensors if i < keeps]  # by torch, while they are kept
+    watched = [i for i in tensors if i < saved]  # torch checks that nobody writes to them
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         values = [*inputs, *all_of(output)]
@@ -79,14 +89,14 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
         ctx.save_for_backward(*[values[i] for i in watched])
         for i in tensors:
             values[i] = None
-        ctx.others = values[:keeps]
+        ctx.others = values[:saved]
 
     def setup_both_ways(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         setup_context(ctx, inputs, output)
         values = *inputs, *all_of(output)
         ctx.save_for_forward(*[values[i] for i in watched])
 
-    def kept(ctx: Any) -> list[Any]:
+    def saved_values(ctx: Any) -> list[Any]:
         values = ctx.others.copy()
         for i, tensor in zip(watched, ctx.saved_tensors, strict=True):
             values[i] = tensor
@@ -95,15 +105,15 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad
         every, needs = [None] * len(needed), [needed[i] for i in places]
-        alone = not torch.is_grad_enabled() and is_unobserved(grads)
-        made = vjp(grads[:heads], needs, kept(ctx), alone)
+        unobserved = not torch.is_grad_enabled() and is_unobserved(grads)
+        made = vjp(grads[:heads], needs, saved_values(ctx), unobserved)
         for place, gradient, need in zip(places, made, needs, strict=True):
             if need:
                 every[place] = gradient
         return tuple(every)
 
     def along(ctx: Any, *tangents: Tensor | None) -> Any:
-        made = (*jvp([tangents[i] for i in places], kept(ctx)), *[None] * (count - heads))
+        made = (*jvp([tangents[i] for i in places], saved_values(ctx)), *[None] * (count - heads))
         return made if count > 1 else made[0]
 
     torch.library.register_autograd(name, backward, setup_context=setup_context)
@@ -134,7 +144,10 @@ def _selected(value: Any, dim: Any, element: int) -> Any:
 
 @functools.cache
 def _called_in_three_ways(kind: type) -> type:
-    """torch's class of operators, whose calls take the shortest way; torch.compile does not come here."""
+    """A subclass of torch's class of operators, whose calls take the shortest way.
+
+    torch.compile does not enter it.
+    """
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs:

@@ -23,8 +23,8 @@ from pointproj.ops.torch_internals import any_requires_grad
 
 Spec = tuple[Sequence[int], torch.dtype]  # shape and dtype of an output
 
-# What torch.compile leaves on disk holds sizes of our operators' outputs, and its key the operators' names
-# alone: with our sources in the key, code of an earlier layout is not found after an update.
+# torch.compile's cache on disk holds sizes of our operators' outputs, and its key only the operators' names.
+# With a hash of our sources in the key, an update does not find code of an earlier version.
 _sources = sorted(Path(__file__).parents[1].rglob("*.py"))
 _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources))
 _version = f"pointproj-{_digest.hexdigest()[:16]}"
@@ -96,7 +96,7 @@ def torch_op(
         At the backward call, when a derivative is asked for that was not given here.
     """
     tag = torch.compiler.config.cache_key_tag
-    if _version not in tag:  # whoever else sets it, also after other operators
+    if _version not in tag:  # others may set it too
         torch.compiler.config.cache_key_tag = f"{tag} {_version}".lstrip()
     declared = _Declared(name, forward, tuple(differentiable), grad_outputs)
     if backward is None or not differentiable:
@@ -112,17 +112,17 @@ def torch_op(
         device = next(a.device for a in args if isinstance(a, Tensor))
         return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in outputs(*args))
 
-    def vjp(grads: Sequence, needs: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
+    def vjp(grads: Sequence, needs: list[bool], values: Sequence, unobserved: bool) -> tuple[Tensor, ...]:
         grads = _filled(grads, values[size:])
-        if alone:
+        if unobserved:
             return all_of(first.body(*grads, needs, *values))
-        # Outputs are functions of the inputs, and derivatives count them as such: with their history, a
-        # second backward would come back here once more, with gradients of zero.
+        # The derivatives already treat outputs as functions of the inputs. With their history, a second
+        # backward would come here once more, with gradients of zero.
         return all_of(first(*grads, needs, *values[:size], *detached(values[size:])))
 
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
-        # The second backward is the gradient of <tangents, backward(grad)>, by the grad among others: that is
-        # the derivative along the tangents.
+        # The second backward differentiates <tangents, backward(grad)>. Its gradient by grad is the
+        # derivative along the tangents.
         grads = (torch.zeros_like(o) for o in values[size:][:grad_outputs])
         directions = _filled(tangents, declared.differentiable_of(values))
         return all_of(second(*directions, *grads, *values))[:grad_outputs]
@@ -167,7 +167,7 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
         return tuple(empty_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    def vjp(directions: Sequence, _: list[bool], values: Sequence, alone: bool) -> tuple[Tensor, ...]:
+    def vjp(directions: Sequence, _: list[bool], values: Sequence, unobserved: bool) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         directions = [d if need else None for d, need in zip(directions, needed, strict=True)]
         return all_of(second(*_filled(directions, declared.differentiable_of(flat)), *grads, *flat))
@@ -218,8 +218,8 @@ def _define(
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
-    There are no optional results: an empty tensor stands for None. Plain eager mode needs no more than
-    ``alone(*args)``, if what ``register`` makes has it.
+    There are no optional results: an empty tensor stands for None. Unobserved calls take
+    ``unrecorded(*args)`` of the operator that ``register`` makes, if it has this method.
     """
 
     def single_or_all(made: Sequence[Tensor]) -> Any:
@@ -231,13 +231,13 @@ def _define(
 
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
     operator = register(name, body, lambda *args: single_or_all(fake(*args)))
-    operator.parameters, operator.body = parameters, getattr(operator, "alone", body)
+    operator.parameters, operator.body = parameters, getattr(operator, "unrecorded", body)
     register_ways(name, operator, count, rule)
     return operator
 
 
 def detached(args: Sequence[Any]) -> Sequence[Any]:
-    """Tensors without ``requires_grad``, which foreign libraries trip over."""
+    """Detached tensors, since other libraries refuse tensors that require a gradient."""
     if not any_requires_grad(args):
         return args
     return [a.detach() if isinstance(a, Tensor) and a.requires_grad else a for a in args]
@@ -252,7 +252,7 @@ def _refuse(message: str) -> Callable[..., Any]:
 
 
 def empty_like(tensor: Tensor) -> Tensor:
-    """Contiguous, whatever the other is."""
+    """An empty contiguous tensor of the same shape, dtype and device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 

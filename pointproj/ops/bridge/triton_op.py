@@ -33,16 +33,15 @@ def tuned(configs: list[triton.Config], key: list[str]) -> Callable[[Any], Any]:
 
 
 def cdiv(count: int, size: int) -> int:
-    """How many groups of a size hold so many; of numbers that a compiler keeps open as well."""
+    """The quotient rounded up, also of symbolic numbers."""
     return (count + size - 1) // size
 
 
 def launch(kernel: Any, grid: Grid, *args: Any, **options: Any) -> None:
-    """Launch a kernel, tuned or not: so that a tracer sees it if there is one, else by Triton itself.
+    """Launch a kernel, tuned or not: under a tracer through torch, otherwise through Triton alone.
 
-    The kernel stands at module level, and its tensors and numbers come in the order of its parameters. A
-    callable grid gets the constants that are not among them. ``options`` are constants by name, and
-    ``num_warps``.
+    The kernel must be at module level. ``args`` are its tensors and numbers in the order of its parameters,
+    ``options`` its constants by name and ``num_warps``. A callable grid gets the tuned constants.
     """
     with launching:
         if has_modes():
@@ -66,8 +65,8 @@ def _traceable(name: str, function: Callable, fake: Callable) -> Any:
         return function(*args) if first.is_cuda else on_cpu(*args)
 
     dispatch.__signature__ = function.__signature__
-    # Torch looks for kernels in a function whose source it knows, and imports its compiler for that, which
-    # takes seconds. It would find none behind this one, and what it compiles is kept under our version.
+    # torch reads the source of this function to find kernels, and imports its compiler for that, which takes
+    # seconds. There are none to find here, and our version is part of the key of compiled code anyway.
     dispatch.__code__ = dispatch.__code__.replace(co_filename="<operator of Triton kernels>")
     operator = torch.library.triton_op(name, dispatch, mutates_args=())
     operator.register_kernel("cpu")(function)

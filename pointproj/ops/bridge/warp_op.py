@@ -6,8 +6,8 @@
         launch(rosenbrock_kernel, len(xy), xy, a, b, z)
 
 The launcher names its inputs, then its outputs, and passes torch tensors straight to kernels. torch owns
-all memory and launches go to torch's current stream, so allocator, CUDA graphs and streams are torch's
-alone; conversions copy nothing and never allocate a gradient (which would synchronise the device).
+all memory, and launches go to torch's current stream, so torch alone decides on memory, CUDA graphs and
+streams. Conversions copy nothing, and never allocate a gradient (which would synchronise the device).
 """
 
 import inspect
@@ -55,9 +55,10 @@ def warp_op(
         any output, ``grad_<output>`` (its upstream gradient) and ``d_<input>`` (the gradient to fill,
         allocated and uninitialised; None where torch does not need it). ``**values`` takes all others.
 
-        Warp's reverse mode knows launches alone: between them the forward may allocate, fill and view
-        tensors, and what else torch does there has no gradient. Nor does Warp repeat loops of unknown
-        length: what a loop sums up must not enter a quotient or another nonlinear term in the same kernel.
+        Warp's reverse mode differentiates launches only. Between them the forward may allocate, fill and
+        view tensors; any other work of torch there has no gradient. Warp's reverse mode does not repeat
+        loops of unknown length: the sum of such a loop must not enter a quotient or another nonlinear term
+        in the same kernel.
     second_backward : callable or None
         A launcher with, besides those, ``direction_<input>`` (upstream gradient of ``d_<input>``),
         ``d_grad_<output>`` and ``d_<input>`` to fill. Without it ``create_graph=True`` raises when, and

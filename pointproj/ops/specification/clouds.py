@@ -45,12 +45,12 @@ def packed(points: Tensor) -> Tensor:
     """Points (..., 3 or 2) as (N, 3), contiguous."""
     if points.shape[-1] == 2:
         points = torch.nn.functional.pad(points, (0, 1))
-    # A reshape that changes nothing is still a view with a gradient of its own.
+    # A reshape to the same shape would still be a view with its own backward.
     return (points if points.ndim == 2 else points.reshape(-1, points.shape[-1])).contiguous()
 
 
 def as_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values.to(dtype)``, which takes time even where it changes nothing."""
+    """``values.to(dtype)``, but free of cost where the dtype is the same."""
     return values if values.dtype == dtype else values.to(dtype)
 
 
@@ -88,7 +88,7 @@ def _dense_clouds(points: Tensor, rows: Tensor, row_splits: Tensor | None) -> Te
 def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
     """The query that each slot of a list belongs to; any query for slots that are not used."""
     numbers = torch.arange(slots, device=row_splits.device)
-    # Not among row_splits[1:]: compiled by torch 2.11 for a GPU, a search loses where a slice begins.
+    # Not in row_splits[1:]: torch 2.11 compiles a search in a slice for a GPU without the slice's offset.
     queries = torch.searchsorted(row_splits, numbers, right=True) - 1
     return queries.clamp(max=max(0, row_splits.shape[0] - 2))
 
@@ -100,8 +100,11 @@ def rows_of(values: Tensor, rows: Int[Tensor, "*pairs"]) -> Tensor:
     return values.index_select(0, rows.flatten()).view(*rows.shape, values.shape[-1])
 
 
-def spread(rows: Tensor, exists: Tensor, count: int) -> Tensor:
-    """Rows (Q, K) or (M,), and where none exists any below ``count``: a GPU adds to one after the other."""
+def distinct_rows(rows: Tensor, exists: Tensor, count: int) -> Tensor:
+    """Rows (Q, K) or (M,), with distinct rows below ``count`` where none exists.
+
+    What is added for those is 0, but a GPU adds to one row one after the other.
+    """
     if not rows.is_cuda:
         return torch.where(exists, rows, 0)
     others = torch.arange(len(rows), device=rows.device) % max(1, count)

@@ -17,7 +17,7 @@ class IndexedPairs(NamedTuple):
     queries: Tensor | None  # (M,) of a list
     rows: Tensor  # in range also where there is no neighbour
     box: PeriodicBox | None
-    apart: Tensor | None = None  # (..., 1): which have a gradient, neighbours at another place
+    apart: Tensor | None = None  # (..., 1): pairs with a gradient: neighbours at a distance above 0
 
     def differences(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs 3"]:
         """Query point minus the nearest copy of the reference point."""
@@ -26,7 +26,7 @@ class IndexedPairs(NamedTuple):
         return delta if self.box is None else self.box.minimum_image(delta)
 
     def lengths(self, query_points: Tensor, reference_points: Tensor) -> Float[Tensor, "*pairs"]:
-        """Of the differences, 0 of those without a gradient."""
+        """Lengths of the differences; 0 for pairs without a gradient."""
         return length(torch.where(self.apart, self.differences(query_points, reference_points), 0.0))
 
 

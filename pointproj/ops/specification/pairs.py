@@ -21,8 +21,8 @@ PAIRS_AT_ONCE = {"cpu": 2**20, "cuda": 2**24}
 def pairs_of_clouds(clouds: Clouds) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """All pairs of equal clouds, in chunks of queries and reference points.
 
-    Offsets on a GPU cannot be read without waiting for it; there all pairs are formed, and the last value,
-    else None, says which (m, n) are of one cloud.
+    Reading offsets on a GPU would wait for it. There all pairs are formed, and the last value says which
+    (m, n) are of one cloud; elsewhere it is None.
     """
     sides, numbers = (clouds[:2], clouds[2:4]), None  # points and offsets
     if all(_can_be_read(offsets) for _, offsets in sides):

@@ -25,7 +25,7 @@ class PeriodicBox(NamedTuple):
         """How many places each query is searched from."""
         return 2 ** sum(math.isfinite(length) for length in self.lengths)
 
-    def wrapped(self, points: Tensor) -> Tensor:
+    def moved_inside(self, points: Tensor) -> Tensor:
         """The points moved into the box; those inside keep every bit."""
         columns = []
         for x, length in zip(points.unbind(-1), self.lengths, strict=True):
@@ -38,7 +38,7 @@ class PeriodicBox(NamedTuple):
 
     def clouds(self, clouds: Clouds) -> Clouds:
         """All images of the queries, those of one query side by side, and the reference points in the box."""
-        points = self.wrapped(clouds.query_points)[:, None]
+        points = self.moved_inside(clouds.query_points)[:, None]
         for axis, length in enumerate(self.lengths):
             if math.isfinite(length):
                 shift = torch.zeros_like(points)
@@ -48,7 +48,7 @@ class PeriodicBox(NamedTuple):
         return clouds._replace(
             query_points=points.reshape(-1, 3),
             query_offsets=offsets,
-            reference_points=self.wrapped(clouds.reference_points).contiguous(),
+            reference_points=self.moved_inside(clouds.reference_points).contiguous(),
         )
 
     def minimum_image(self, displacements: Tensor) -> Tensor:

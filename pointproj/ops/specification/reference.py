@@ -36,9 +36,9 @@ class Weighting(NamedTuple):
     kernel : {"exponential", "gaussian", "inverse_distance", "uniform", "compact"}
         exp(-d / sigma), exp(-d^2 / (2 sigma^2)), 1 / max(d, eps)^power, 1, or (1 - (d / support)^2)^2.
     reduce : {"mean", "sum", "weighted"}
-        Whether the sum is divided by the sum of the weights. Where there are reference weights, backends are
-        asked for ``"weighted"``: the mean of neighbours that count, whose last feature, which is their
-        reference weight, is not 0. Weights are relative to the nearest of these, and divided by their sum.
+        Whether the sum is divided by the sum of the weights. ``"weighted"`` is internal: the mean with
+        reference weights, which are the last feature. Only neighbours whose reference weight is not 0 count:
+        weights are relative to the nearest of these, and are divided by the sum over these.
     power, eps : float
         Of the inverse distance.
     support : float
@@ -195,7 +195,7 @@ def nan_where_query_is_not_finite(
     per_query: Float[Tensor, "q c"], query_points: Float[Tensor, "q 3"]
 ) -> Float[Tensor, "q c"]:
     """Rows of queries with a NaN or inf coordinate are NaN, whatever was found for them."""
-    # In eager mode isfinite() and all() take twice as many kernels; the largest of a NaN and others is NaN.
+    # In eager mode isfinite() and all() are twice as many kernels. A maximum with a NaN is NaN.
     is_finite = query_points.detach().abs().amax(-1, keepdim=True) < torch.inf
     return torch.where(is_finite, per_query, torch.nan)
 
@@ -213,12 +213,12 @@ def sigma_range(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """A sigma that is not inside of :func:`sigma_range`, also 0, counts as its end and has the gradient 0.
+    """Sigma clamped to :func:`sigma_range`; outside of it, also at 0, the gradient is 0.
 
-    At the lower end only the nearest neighbours weigh, in equal parts; at the upper end all weigh the same.
-    Those are the limits, so long as squared distances are normal numbers.
+    At the lower end only the nearest neighbours have a weight, all the same; at the upper end the weights of
+    all neighbours are equal. Both are the limits of the formula while squared distances are normal numbers.
     """
-    return hardtanh(sigma, *sigma_range(sigma.dtype))  # as clamp, whose backward takes five kernels
+    return hardtanh(sigma, *sigma_range(sigma.dtype))  # clamp would do, but its backward is five kernels
 
 
 def nearest_of(
@@ -232,7 +232,7 @@ def nearest_of(
 
 
 def _relative_gaussian(d: Tensor, nearest: Tensor, sigma: float | Tensor, _: Weighting) -> Tensor:
-    total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # of the nearest itself, 0 times inf
+    total = ((nearest + d) / sigma).clamp(max=torch.finfo(d.dtype).max)  # else 0 times inf at the nearest
     return (nearest - d) / sigma * total / 2
 
 
@@ -246,7 +246,7 @@ def _compact_log(d: Tensor, _: float | Tensor, weighting: Weighting) -> Tensor:
     return torch.where(inside, 2 * torch.where(inside, rest, 1.0).log(), -torch.inf)
 
 
-# Of each kernel its logarithm, at a distance d.
+# The logarithm of each kernel at a distance d.
 TABLE: dict[str, Callable[[Tensor, float | Tensor, Weighting], Tensor]] = {
     "exponential": lambda d, sigma, _: -d / sigma,
     "gaussian": lambda d, sigma, _: -(d / sigma).square() / 2,
@@ -254,7 +254,7 @@ TABLE: dict[str, Callable[[Tensor, float | Tensor, Weighting], Tensor]] = {
     "uniform": lambda d, *_: torch.zeros_like(d),
     "compact": _compact_log,
 }
-# That less the logarithm at the nearest of its row, where weights of a mean are relative to it.
+# The same minus the logarithm at the nearest neighbour, for kernels whose means are relative to it.
 RELATIVE: dict[str, Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor]] = {
     "exponential": lambda d, nearest, sigma, _: (nearest - d) / sigma,
     "gaussian": _relative_gaussian,
@@ -275,7 +275,7 @@ def kernel_weights(
         logits = TABLE[weighting.kernel](distances, sigma, weighting)
     else:
         logits = RELATIVE[weighting.kernel](distances, nearest, sigma, weighting)
-        # Those that do not count may be nearer: times their reference weight, which is 0, it must be 0.
+        # One without a reference weight may be nearer. Its weight must be finite: it is multiplied by 0.
         logits = logits.clamp(max=math.log(torch.finfo(logits.dtype).max) - 8)
     return torch.where(is_neighbor, logits, -torch.inf).exp()
 
@@ -304,7 +304,7 @@ def relative_weights(
     sigma: float | Tensor,
     weighting: Weighting,
 ) -> Float[Tensor, "*pairs"]:
-    """The kernel, 0 of what is no neighbour; of a mean relative to the row's nearest that counts."""
+    """The kernel, 0 where there is no neighbour; for a mean, relative to the row's nearest that counts."""
     distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
     nearest = None if weighting.reduce == "sum" else nearest_of(distances, counts)
     return kernel_weights(distances, is_neighbor, nearest, sigma, weighting)

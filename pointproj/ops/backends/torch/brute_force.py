@@ -74,10 +74,10 @@ def radius_list(
             for queries, columns in _candidates_within(query, reference, radii.double()):
                 squared = _sum_of_squares(query[0, queries].double() - reference[0, columns].double())
                 found = rounded_root(squared).to(query.dtype)
-                kept = (found <= radii[queries]).nonzero()[:, 0]
-                counts[1:].index_add_(0, queries[kept] + at.start, torch.ones_like(kept))
-                rows.append(columns[kept] + first_row)
-                distances.append(found[kept])
+                within = (found <= radii[queries]).nonzero()[:, 0]
+                counts[1:].index_add_(0, queries[within] + at.start, torch.ones_like(within))
+                rows.append(columns[within] + first_row)
+                distances.append(found[within])
     return counts.cumsum(0), torch.cat(rows), torch.cat(distances)
 
 
@@ -150,8 +150,8 @@ def _nearest_of_group(
     squared, columns, certain = (torch.cat(results, dim=1) for results in zip(*parts, strict=True))
     for cloud in (~certain).any(1).nonzero()[:, 0].tolist():
         again = (~certain[cloud]).nonzero()[:, 0]
-        alone = slice(cloud, cloud + 1)
-        found = _nearest_of_group(query[alone, again], reference[alone], k, MORE * candidates)
+        one = slice(cloud, cloud + 1)
+        found = _nearest_of_group(query[one, again], reference[one], k, MORE * candidates)
         squared[cloud, again], columns[cloud, again] = found[0][0], found[1][0]
     return squared, columns
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.ops.bridge.torch_op import torch_op
-from pointproj.ops.specification.clouds import Clouds, chunks_of, queries_of, spread
+from pointproj.ops.specification.clouds import Clouds, chunks_of, distinct_rows, queries_of
 from pointproj.ops.specification.distances import IndexedPairs
 from pointproj.ops.specification.gradients import second_gradients
 from pointproj.ops.specification.periodic import PeriodicBox
@@ -38,18 +38,18 @@ def _forward(
     row_splits: Tensor | None,
     lengths: list[float],
 ) -> tuple[Tensor]:
-    return (distances.clone(),)  # they are known; an operator does not return what it was given
+    return (distances.clone(),)  # an operator must not return an input
 
 
 def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, IndexedPairs]]:
-    """Some pairs, with their place among all, and the place of the query points that they have."""
+    """Some of the pairs: their slice, the slice of their query points, and the pairs themselves."""
     query_points, reference_points, distances, rows, row_splits, lengths = saved.inputs.values()
     if not (query_points.shape[0] and reference_points.shape[0]):
         return
     exists, queries = rows >= 0, None
     if row_splits is not None:
-        queries = spread(queries_of(row_splits, len(rows)), exists, len(query_points))
-    rows, box = spread(rows, exists, len(reference_points)), PeriodicBox(lengths) if lengths else None
+        queries = distinct_rows(queries_of(row_splits, len(rows)), exists, len(query_points))
+    rows, box = distinct_rows(rows, exists, len(reference_points)), PeriodicBox(lengths) if lengths else None
     apart = (exists & (distances > 0))[..., None]
     for at in chunks_of(rows, width=3):
         own = at if queries is None else slice(None)

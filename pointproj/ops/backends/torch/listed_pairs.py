@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.torch.weighted_sums import weighted_sums
-from pointproj.ops.specification.clouds import queries_of, rows_of, spread
+from pointproj.ops.specification.clouds import distinct_rows, queries_of, rows_of
 from pointproj.ops.specification.reference import Weighting, kernel_weights
 
-SPARE = 256  # rows for what has no neighbour (a power of two): a GPU adds to one place after the other
+SPARE = 256  # rows of zeros for missing neighbours, a power of two: a GPU adds to one row serially
 
 
 class ListedPairs:
@@ -21,9 +21,9 @@ class ListedPairs:
         self.exists = (rows < missing)[..., None]
         self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
         if row_splits is not None:
-            # Unused slots add nothing to any query.
+            # What unused slots add is 0.
             query = queries_of(row_splits, len(rows))
-            self.query = spread(query, self.exists[:, 0], self.queries)
+            self.query = distinct_rows(query, self.exists[:, 0], self.queries)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
         """Numbers (Q,) of each pair's query: (..., 1)."""
@@ -57,7 +57,7 @@ class ListedPairs:
 
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
-        padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros, behind the others
+        padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros behind the others
         rows, count = self.rows, values.shape[0]
         if rows.is_cuda:
             numbers = torch.arange(rows.numel(), device=rows.device).view(rows.shape)

@@ -23,11 +23,11 @@ from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.specification.clouds import chunks_of, queries_of
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-REST = 4096  # parts of the slots that are left over: a GPU goes through each part slot by slot
+REST = 4096  # parts that unused slots are divided into: a GPU sums each part up serially
 
 
-class Lists(NamedTuple):
-    """The pairs of an operator."""
+class PairSums(NamedTuple):
+    """Sums over the pairs of neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``."""
 
     rows: Tensor
     row_splits: Tensor | None
@@ -39,7 +39,7 @@ class Lists(NamedTuple):
     def sums(
         self, result: str, *, features: Tensor, upstream: Tensor | None = None, weights: Tensor | None = None
     ) -> Tensor:
-        """The products of the two others, summed over the pairs that the result has one row for."""
+        """The ``result``, "upstream", "features" or "weights": sums of products of the two others."""
         if result == "upstream":
             return self.of_queries(features, weights)
         if result == "features":
@@ -58,7 +58,7 @@ class Lists(NamedTuple):
     def of_references(self, upstream: Tensor, weights: Tensor, count: int) -> Tensor:
         """Sums over the pairs of each reference point: (N, C).
 
-        They are sorted, which on a GPU takes half the time of adding, and always adds in the same order.
+        Pairs are sorted first: on a GPU this takes half the time of atomics, and the order of sums is fixed.
         """
         sums = upstream.new_zeros(count, upstream.shape[1])
         numbers = torch.arange(self.queries, device=upstream.device)[:, None]
@@ -99,7 +99,7 @@ def _sums_of_runs(values: Tensor, rows: Tensor, weights: Tensor, starts: Tensor)
 def _product_sums(
     name: str, result: str, factors: tuple[str, str], outputs: Callable[..., tuple]
 ) -> Callable[..., Tensor]:
-    """An operator ``(*factors, rows, row_splits)`` that makes ``result``: see :meth:`Lists.sums`.
+    """An operator ``(*factors, rows, row_splits)`` that makes ``result``: see :meth:`PairSums.sums`.
 
     ``rows`` (Q, K) or (M,) int64 are rows of the features, N where there is no neighbour. ``row_splits``
     (Q + 1,) int64 or None: of (M,) pairs those of query i are at ``row_splits[i]:row_splits[i + 1]``, and
@@ -108,11 +108,11 @@ def _product_sums(
     kinds = dict.fromkeys((*factors, "rows"), Tensor) | {"row_splits": Tensor | None}
 
     def forward(*args: Any) -> tuple[Tensor]:
-        return (Lists(*args[2:]).sums(result, **dict(zip(factors, args[:2], strict=True))),)
+        return (PairSums(*args[2:]).sums(result, **dict(zip(factors, args[:2], strict=True))),)
 
-    def known(grads: Tensors, saved: Saved) -> tuple[dict[str, Tensor], Lists]:
+    def known(grads: Tensors, saved: Saved) -> tuple[dict[str, Tensor], PairSums]:
         *values, rows, row_splits = saved.inputs.values()
-        return {**dict(zip(factors, values, strict=True)), result: grads[0]}, Lists(rows, row_splits)
+        return {**dict(zip(factors, values, strict=True)), result: grads[0]}, PairSums(rows, row_splits)
 
     def backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         values, lists = known(grads, saved)
