@@ -248,6 +248,34 @@ def test_operator_that_a_backend_lacks(backend_without_package: str):
         pointproj.radius_aggregate(QUERY, POINTS, FEATURES, 0.3, backend=backend_without_package)
 
 
+OTHERS = {
+    "attend": lambda name: pointproj.attend(
+        QUERY, POINTS, POINTS, pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))), backend=name
+    ),
+    "farthest_points": lambda name: pointproj.farthest_points(POINTS, 2, backend=name),
+}
+
+
+@pytest.mark.parametrize("operator", OTHERS)
+def test_a_backend_without_an_operator_is_refused_and_auto_takes_one_that_has_it(operator: str):
+    able = [name for name in registry.names() if operator in registry.load(name).OPERATORS]
+    for name in {*registry.names()} - {*able}:
+        reason = f"'{name}': has no {operator} operator; use one of {', '.join(able)}"
+        with pytest.raises(pointproj.BackendUnavailable, match=reason):
+            OTHERS[operator](name)
+    assert registry.resolve("auto", "cpu", operator)[0] in able
+    assert torch.equal(
+        OTHERS[operator]("auto"), OTHERS[operator](registry.resolve("auto", "cpu", operator)[0])
+    )
+
+
+def test_farthest_points_of_many_coordinates_are_for_torch():
+    with pytest.raises(
+        ValueError, match="more than 3 coordinates .*backend='native' is for points of 2 or 3"
+    ):
+        pointproj.farthest_points(torch.rand(9, 5), 3, backend="native")
+
+
 def test_device_that_a_backend_lacks(backend_without_package: str):
     with pytest.raises(pointproj.BackendUnavailable, match="does not run on cuda; it runs on cpu"):
         registry.resolve("imaginary", "cuda", "knn")
