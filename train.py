@@ -24,7 +24,7 @@ register_schema()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
-def run(composed: DictConfig) -> None:
+def hydra_main(composed: DictConfig) -> None:
     """Run one job; in a sweep each process calls this once a job."""
     from pointproj.training.job import run_job
 
@@ -44,7 +44,7 @@ def main() -> None:
     # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        run()
+        hydra_main()
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped()
         print(stopped, file=sys.stderr)

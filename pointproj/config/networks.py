@@ -93,6 +93,7 @@ class VisibilityConfig(ProjectorConfig):
     """What is seen of the outside from the sides of the samples and from each query point."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.visibility.network:VisibilityNetwork"
+    FEW_KERNELS: ClassVar[bool] = False
 
     name: str = value("visibility", "the network")
     hidden_channels: int = value(16, "width of all layers, a multiple of 8", least=1, most=65_536)

@@ -29,7 +29,8 @@ class ProjectorConfig:
     """The network: each choice has values of its own, which are the fields of a subclass."""
 
     NETWORK: ClassVar[str]  # the class that arguments() are for, as ``package.module:Class``
-    OPERATOR: ClassVar[str] = "knn"  # or "radius": what a backend must have
+    OPERATOR: ClassVar[str] = "knn"  # the operator that a backend must have: knn, radius or attend
+    FEW_KERNELS: ClassVar[bool] = True  # whether one process compiles the network's kernels fastest
 
     sensors = False  # whether it is shown where points were seen from; a value of networks that can be
 

@@ -9,9 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pointproj.config import DataConfig, MixtureConfig
-from pointproj.geometry.files.points import random_rows
 from pointproj.geometry.meshes import LONGEST_SIDE
-from pointproj.geometry.sampling import PointSource
+from pointproj.geometry.sampling import PointSource, random_subset
 from pointproj.geometry.scanning import scan
 from pointproj.ops.farthest_points import farthest_points
 
@@ -65,7 +64,7 @@ class Sampling:
     ) -> Int[np.ndarray, " count"]:
         """Choose rows of a cloud that has too many points."""
         if self.kind != "even":
-            return random_rows(points, count, generator)
+            return random_subset(points, count, generator)
         return farthest_points(torch.from_numpy(points), count).numpy()
 
     def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pointproj.data.modelnet import MeshFile
+from pointproj.data.layout import MeshFile
 from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.meshes import Mesh, MeshError, face_areas
 from pointproj.runtime.helpers import HelperProcesses
@@ -61,7 +61,7 @@ def write_variants(
         variants[file] = [MeshFile(path, file.class_name, file.split) for path in paths]
         if not all(path.exists() for path in paths):
             missing[file] = partial(_write_variants, file.path, paths, digest)
-    for file, readable in (helpers or HelperProcesses(1)).run("cutting variants", missing, "meshes"):
+    for file, readable in (helpers or HelperProcesses(1)).results("cutting variants", missing, "meshes"):
         if not readable:
             del variants[file]
     return [variant for written in variants.values() for variant in written]

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 from pointproj.config import Config
 from pointproj.data.cache import Cache
 from pointproj.data.clouds import Sampling, finished_cloud
-from pointproj.data.modelnet import SPLITS, DataError, MeshFile
+from pointproj.data.errors import DataError
+from pointproj.data.layout import SPLITS, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
 from pointproj.data.shapes import Entry, Shape, StoredShapes
 from pointproj.data.sources import mesh_files

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import requests
 
-from pointproj.data.modelnet import DataError, layout_root
+from pointproj.data.errors import DataError
+from pointproj.data.layout import layout_root
 from pointproj.runtime.progress_bar import progress
 
 log = logging.getLogger(__name__)

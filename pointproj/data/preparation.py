@@ -18,7 +18,7 @@ import numpy as np
 from pointproj import geometry
 from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
-from pointproj.data.modelnet import MeshFile
+from pointproj.data.layout import MeshFile
 from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import parse_mesh, read_content
 from pointproj.geometry.meshes import MeshError, normalize
@@ -98,7 +98,7 @@ def prepare_meshes(
         return
     require_writable(cache_folder)
     log.info("preparing meshes: up to %d of %d are not yet in %s", len(jobs), len(files), cache_folder)
-    yield from helpers.run("preparing meshes", jobs, "meshes")
+    yield from helpers.results("preparing meshes", jobs, "meshes")
 
 
 def pool_seed(key: str) -> int:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.data.cache import Cache
-from pointproj.data.modelnet import DataError
+from pointproj.data.errors import DataError
 from pointproj.data.preparation import pool_seed
 from pointproj.geometry.sampling import PointSource, SurfaceSampler, pool_points
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pointproj.config import DataConfig
-from pointproj.data.modelnet import (
+from pointproj.data.errors import DataError
+from pointproj.data.layout import (
     EXPECTED_LAYOUT,
     SPLITS,
-    DataError,
     MeshFile,
     chosen_classes,
     find_meshes,

@@ -98,6 +98,13 @@ def sample_surface(
     return SurfaceSampler(mesh.vertices, mesh.faces).draw(count, generator)
 
 
+def random_subset(
+    points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
+) -> Int[np.ndarray, " count"]:
+    """Choose ``count`` points, each with the same probability; return their rows in ascending order."""
+    return np.sort(generator.choice(len(points), count, replace=False))
+
+
 def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndarray, "count 3"]:
     """Draw points to learn a field at: half near the surface, half uniform about the shape or in the cube.
 

@@ -23,7 +23,8 @@ import torch
 
 from pointproj.data.clouds import SampledCloud, Sampling, sample_cloud
 from pointproj.data.dataset import TEST_SEED
-from pointproj.data.modelnet import DataError, MeshFile, find_meshes
+from pointproj.data.errors import DataError
+from pointproj.data.layout import MeshFile, find_meshes
 from pointproj.data.sources import mesh_files
 from pointproj.geometry.baselines import baseline, baselines
 from pointproj.geometry.files import parse_mesh, read_content, write_mesh
@@ -249,7 +250,7 @@ def main(arguments: Sequence[str]) -> None:
     jobs = {file: partial(job, file) for file in files}
     workers = given.workers or _default_workers(trained.device)
     with HelperProcesses(workers, fewest_jobs=FEWEST_MESHES) as helpers:
-        for file, of_file in helpers.run("evaluating", jobs, "meshes"):
+        for file, of_file in helpers.results("evaluating", jobs, "meshes"):
             measured[file] = of_file
             results = [*itertools.chain(*measured.values())]
             if results:

@@ -11,7 +11,7 @@ import numpy as np
 from trimesh import Trimesh
 
 from pointproj.data.clouds import Sampling, sample_cloud
-from pointproj.data.modelnet import DataError
+from pointproj.data.errors import DataError
 from pointproj.geometry.files import WRITERS, write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct

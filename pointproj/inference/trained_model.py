@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
 from pointproj.config import TARGETS, Config, from_saved
-from pointproj.data.modelnet import DataError
+from pointproj.data.errors import DataError
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
 from pointproj.geometry.warp_meshes import usable_device

@@ -50,17 +50,17 @@ class HelperProcesses:
             return 1
         return self._fewest_jobs if self._pool is None else 2
 
-    def run(self, title: str, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
+    def results(self, title: str, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
         """Run jobs and show the progress; yield their keys and results as they get ready.
 
         ``jobs`` take no arguments and can be pickled. ``unit`` is what a job makes, in the plural.
         """
         with progress(title, len(jobs), unit=unit) as advance:
-            for key, result in self._results(jobs, unit):
+            for key, result in self._completed(jobs, unit):
                 advance(1)
                 yield key, result
 
-    def _results(self, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
+    def _completed(self, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
         left = dict(jobs)
         if self.count > 1 and len(jobs) >= self.fewest_jobs:
             try:

@@ -46,7 +46,7 @@ def run_job(composed: DictConfig) -> None:
                 _forget_last_job()
             config = None if in_sweep else _checked(composed, folder)
             with _claimed(composed, folder, named) as run, _recorded_status(run, facts, in_sweep):
-                _run(config or to_config(composed), run, in_sweep)
+                _train(config or to_config(composed), run, in_sweep)
         gc.collect()  # a captured step holds on to the connection that is closed now
         distributed.leave()
     except Exception as error:
@@ -111,7 +111,7 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> I
             log.exception("job failed")
 
 
-def _run(config: Config, run: RunFolder, in_sweep: bool) -> None:
+def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     """Do the work: everything that takes seconds to import is imported here."""
     # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")

@@ -64,7 +64,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
         data = prepare(config, processes, str(device))
         last = run.path / checkpoint.LAST
         with memory.explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
-            metrics = Training(config, run, data, execution, logger).run(continued, weights)
+            metrics = Training(config, run, data, execution, logger).fit(continued, weights)
     except BaseException:
         logger.close(failed=True)
         raise
@@ -97,7 +97,7 @@ def _choose_execution(config: Config) -> Execution:
         load(name).use_algorithm(config.backend.algorithm)
     obstacle = None
     if config.compile and gpu:
-        choose_compilers(few_kernels=config.projector.name != "visibility")
+        choose_compilers(few_kernels=config.projector.FEW_KERNELS)
         obstacle = memory.graphs_unsupported() or load(backend).WAITS
         if obstacle:
             words = "compile=true compiles the model but captures no CUDA graph of the step"
@@ -140,7 +140,7 @@ class Training:
         self.chosen_by = data.test if data.validation is None else data.validation  # checkpoints are
         self.baseline = self._evaluate(self.untrained, self.chosen_by)
 
-    def run(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
+    def fit(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning, from weights or from a checkpoint; report, and return the report."""
         self._log_header()
         if continued is not None:
@@ -163,7 +163,7 @@ class Training:
             advance = stack.enter_context(bar)
             # One stream of batches for all epochs: its workers go on sampling during validation.
             stream = stack.enter_context(closing(self.loader.training(position)))
-            steps = TrainingStep._run, TrainingStep._loss_with_gradients
+            steps = TrainingStep._take_step, TrainingStep._loss_with_gradients
             timed = *steps, type(self.model).forward, knn_aggregate, radius_aggregate
             profiler = StepProfiler(config.profiler, self.run_folder.path, timed)
             stack.enter_context(closing(profiler))

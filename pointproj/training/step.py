@@ -102,7 +102,7 @@ class TrainingStep:
         if self.captured:
             self._run_captured(inputs)
         else:
-            self._run(inputs)
+            self._take_step(inputs)
         self._steps += 1
 
     def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q"]:
@@ -123,7 +123,7 @@ class TrainingStep:
         steps, self._steps = self._steps, 0
         return self._guard.take_status(steps)
 
-    def _run(self, inputs: Batch) -> None:
+    def _take_step(self, inputs: Batch) -> None:
         """The step itself; in a capture this is what the graph records."""
         loss = self._backward(inputs)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -191,14 +191,16 @@ class TrainingStep:
             self._captured_calls[shapes](inputs)
             return
         with on_stream(self._side_stream):
-            self._run(inputs)
+            self._take_step(inputs)
         self._steps_taken[shapes] += 1
 
     def _capture(self, shapes: tuple, inputs: Batch) -> None:
         # Gradients made outside the graph would be added to, and they are not the graph's to keep.
         self.optimizer.zero_grad(set_to_none=True)
         try:
-            self._captured_calls[shapes] = CapturedCall(self._run, inputs, self._side_stream, self._pool)
+            self._captured_calls[shapes] = CapturedCall(
+                self._take_step, inputs, self._side_stream, self._pool
+            )
         except Exception as error:
             self.captured = False
             self.optimizer.zero_grad(set_to_none=True)

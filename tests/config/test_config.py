@@ -323,7 +323,7 @@ def test_printing_the_config_imports_nothing_heavy(tmp_path):
     assert time.monotonic() - started < 30  # a hang, not a slow machine
 
 
-def test_help_is_about_this_program(tmp_path):
+def test_help_is_about_this_program_and_lists_all_networks(tmp_path):
     ended = program("--help", cwd=tmp_path)
     assert ended.returncode == 0
     for word in (
@@ -332,6 +332,7 @@ def test_help_is_about_this_program(tmp_path):
         "-m backend=torch,warp",
         "epochs: 40",
         "outputs/",
+        f"projector: {', '.join(sorted(NETWORKS))}\n",
     ):
         assert word in ended.stdout
 

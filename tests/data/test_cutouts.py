@@ -5,7 +5,7 @@ import pytest
 
 from pointproj.data.cutouts import LEAST_LEFT, _ball, _flat_piece, _part, with_cutouts, write_variants
 from pointproj.data.furniture import write_furniture
-from pointproj.data.modelnet import MeshFile
+from pointproj.data.layout import MeshFile
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, face_areas

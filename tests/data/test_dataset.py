@@ -10,7 +10,8 @@ from pointproj.config import DataConfig
 from pointproj.data.batches import batches
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, prepare
-from pointproj.data.modelnet import DataError, find_meshes
+from pointproj.data.errors import DataError
+from pointproj.data.layout import find_meshes
 from pointproj.data.sources import mesh_files
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.meshes import LONGEST_SIDE, MeshError, normalize

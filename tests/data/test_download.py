@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pointproj.data import download
 from pointproj.data.download import Archive, DownloadError, download_modelnet10, unpack
-from pointproj.data.modelnet import DataError
+from pointproj.data.errors import DataError
 
 TRIANGLE = b"OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n"
 GOOD = {

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import trimesh
 
+from pointproj.data.errors import DataError
 from pointproj.data.furniture import CLASSES, GENERATOR_VERSION, MARKER, make_furniture, write_furniture
-from pointproj.data.modelnet import DataError, find_meshes
+from pointproj.data.layout import find_meshes
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.interior import inside
 from pointproj.geometry.meshes import face_areas, normalize

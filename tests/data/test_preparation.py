@@ -9,7 +9,7 @@ import torch
 
 from pointproj.data import preparation
 from pointproj.data.dataset import prepare
-from pointproj.data.modelnet import find_meshes
+from pointproj.data.layout import find_meshes
 from pointproj.geometry.fields import target_field
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.meshes import normalize, query_grid

@@ -10,7 +10,8 @@ import trimesh
 from pointproj.config import DataConfig
 from pointproj.data import cutouts
 from pointproj.data.dataset import prepare
-from pointproj.data.modelnet import DataError, MeshFile
+from pointproj.data.errors import DataError
+from pointproj.data.layout import MeshFile
 from pointproj.data.sources import held_out, mesh_files
 from tests.data.samples import names
 

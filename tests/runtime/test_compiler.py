@@ -14,10 +14,10 @@ def test_work_of_this_process_begins_once_with_the_helpers_first_jobs():
     called = []
     jobs = {number: partial(abs, -number) for number in range(helpers.FEWEST_JOBS)}
     with HelperProcesses(2, meanwhile=lambda: called.append(True)) as some:
-        assert dict(some.run("one", {1: partial(abs, -1)}, "numbers")) == {1: 1}  # one job is done here
+        assert dict(some.results("one", {1: partial(abs, -1)}, "numbers")) == {1: 1}  # one job is done here
         assert not called
-        assert dict(some.run("many", jobs, "numbers")) == {number: number for number in jobs}
-        assert dict(some.run("again", jobs, "numbers")) == {number: number for number in jobs}
+        assert dict(some.results("many", jobs, "numbers")) == {number: number for number in jobs}
+        assert dict(some.results("again", jobs, "numbers")) == {number: number for number in jobs}
     assert called == [True]
 
 

@@ -17,7 +17,7 @@ def note_and_wait(folder: Path) -> None:
 def helped(folder: Path) -> None:
     jobs = {number: partial(note_and_wait, folder) for number in range(FEWEST_JOBS)}
     with HelperProcesses(2) as helpers:
-        list(helpers.run("waiting", jobs, "jobs"))
+        list(helpers.results("waiting", jobs, "jobs"))
 
 
 def alive(number: int) -> bool:

@@ -16,11 +16,12 @@ import numpy as np
 from jaxtyping import Float, Int
 from manifold3d import Manifold
 
+from pointproj.data.errors import DataError
 from pointproj.data.furniture import bathroom, beds, case_goods, monitors, upholstery
 from pointproj.data.furniture.defects import defective_surface
 from pointproj.data.furniture.parts import Rng
 from pointproj.data.furniture.solids import union
-from pointproj.data.modelnet import SPLITS, DataError
+from pointproj.data.layout import SPLITS
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import Mesh
@@ -161,7 +162,7 @@ def write_furniture(
             path = root / class_name / split / f"{class_name}_{first + number:04d}.off"
             pieces[path] = partial(_write_piece, path, class_name, (seed, index, 1 + number), **family)
     missing = {path: job for path, job in pieces.items() if not path.exists()}
-    list((helpers or HelperProcesses(1)).run("making furniture", missing, "pieces"))
+    list((helpers or HelperProcesses(1)).results("making furniture", missing, "pieces"))
     return list(pieces)
 
 

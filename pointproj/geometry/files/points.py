@@ -18,7 +18,7 @@ from pointproj.geometry.files import MESH_SUFFIXES, parse, read_content, surface
 from pointproj.geometry.files.checks import LARGEST_CONTENT
 from pointproj.geometry.files.text import Content, FormatError, are_numbers
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
-from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.geometry.sampling import SurfaceSampler, random_subset
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,6 @@ class Cloud:
     sensors: Float[np.ndarray, "n 3"] | None = None
 
 
-def random_rows(
-    points: Float[np.ndarray, "n 3"], count: int, generator: np.random.Generator
-) -> Int[np.ndarray, " count"]:
-    """Choose so many points, each as likely as any other."""
-    return np.sort(generator.choice(len(points), count, replace=False))
-
-
 def read_cloud(
     path: str | Path,
     count: int,
@@ -77,7 +70,7 @@ def read_cloud(
     most: int | None = None,
     seed: int = 0,
     sample: Sample = SurfaceSampler.draw,
-    thin: Thin = random_rows,
+    thin: Thin = random_subset,
     sensors: str | Path | None = None,
 ) -> Cloud:
     """Read a file as a cloud, moved and scaled into the query cube as training shapes are.

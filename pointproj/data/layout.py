@@ -1,9 +1,10 @@
-"""Where mesh files lie: the folder layout of ModelNet10 and ModelNet40."""
+"""Mesh files in class folders: the layout of ModelNet10 and ModelNet40, which all sources of meshes share."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pointproj.data.errors import DataError
 from pointproj.geometry.files import MESH_SUFFIXES
 
 SPLITS = ("train", "test")
@@ -14,10 +15,6 @@ ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
 EXPECTED_LAYOUT = (
     f"FOLDER/<class>/train/*.off and FOLDER/<class>/test/*.off (or {', '.join(MESH_SUFFIXES[1:])})"
 )
-
-
-class DataError(ValueError):
-    """The data that a run asks for is not there or cannot be used; the message says what to do."""
 
 
 @dataclass(frozen=True)
