@@ -49,20 +49,20 @@ def main(arguments: Sequence[str]) -> int:
     if arguments and arguments[0] in ("-h", "--help"):
         print(__doc__)
         return 0
-    asked = {}
+    requested = {}
     for argument in arguments:
         key, _, value = argument.partition("=")
         if key not in KEYS or not value:
             print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in KEYS)}", file=sys.stderr)
             return 2
-        asked[key] = value
+        requested[key] = value
     for line in _report():
         print(line)
     verdicts = []
-    if "backend" in asked or "device" in asked:
-        verdicts.append(_try_backend(asked.get("backend", "auto"), asked.get("device", "auto")))
-    if "allocator" in asked:
-        verdicts.append(_try_allocator(asked["allocator"]))
+    if "backend" in requested or "device" in requested:
+        verdicts.append(_try_backend(requested.get("backend", "auto"), requested.get("device", "auto")))
+    if "allocator" in requested:
+        verdicts.append(_try_allocator(requested["allocator"]))
     for verdict in verdicts:
         print(verdict)
     return int(any(verdict.reason for verdict in verdicts))

@@ -77,7 +77,7 @@ class LargeCloud:
         self.upstream = torch.zeros_like(self._upstream)
         self.upstream[self.checked] = self._upstream[self.checked]
         module, division = pointproj, {}
-        if not processes.alone:
+        if not processes.is_single:
             slabs = sharded.make_slabs(self.query_points, self.reference_points, self.radius)
             module, division = sharded, {"slabs": slabs}
         self.aggregate = partial(module.radius_aggregate, sigma=SIGMA, backend=backend, **division)

@@ -42,11 +42,11 @@ def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
     device = choose_device(config.device)
     backend_names(config.backends), peer_names(config.peers), executions(config, device.type)
     processes = distributed.join()
-    if not processes.alone and config.workloads != ["large"]:
+    if not processes.is_single and config.workloads != ["large"]:
         raise ConfigError("several processes measure one workload together: write workloads=[large]")
     machine = machine_columns(device)
     machine["date"] = config.started or machine["date"]
-    if not processes.alone:
+    if not processes.is_single:
         machine["device"] = f"{processes.count} x {machine['device']}"
         config = replace(config, started=None)  # one of them knows what is in the file
     path = config.output or f"benchmarks/{slug(machine['device'])}.csv"

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, ShapeDataset
-from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 
 
 def batches(
@@ -25,7 +25,7 @@ def batches(
     epochs: int = 1,
     start: int = 0,
     workers: int = 0,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
     draw: Callable[[Sequence[Draw]], dict[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
@@ -84,7 +84,7 @@ def batches(
             generator=torch.Generator(),  # else starting workers would advance torch's global random state
         )
     for batch, (chunk, share) in zip(stacked, behind, strict=True):
-        shared = {} if processes.alone else {"share": torch.tensor(share)}
+        shared = {} if processes.is_single else {"share": torch.tensor(share)}
         yield {"query_points": dataset.query_points, "sampling": chunk[0].sampling, **batch, **shared}
 
 

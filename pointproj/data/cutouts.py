@@ -35,9 +35,9 @@ def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
     for _ in range(rng.integers(CUTOUTS[0], CUTOUTS[1] + 1)):
         chance = np.where(kept, areas, 0.0)
         start = rng.choice(len(areas), p=chance / chance.sum())
-        cut = rng.choice([_flat_piece, _flat_piece, _part, _ball])(mesh, start, rng)
-        if areas[kept & ~cut].sum() >= LEAST_LEFT * areas.sum():
-            kept &= ~cut
+        removed = rng.choice([_flat_piece, _flat_piece, _part, _ball])(mesh, start, rng)
+        if areas[kept & ~removed].sum() >= LEAST_LEFT * areas.sum():
+            kept &= ~removed
     return Mesh(mesh.vertices, mesh.faces[kept], mesh.name)
 
 

@@ -27,7 +27,7 @@ from pointproj.data.sources import mesh_files
 from pointproj.geometry.meshes import MeshError, query_grid
 from pointproj.geometry.sampling import FixedCloud
 from pointproj.runtime.compiler import import_compiler
-from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class PreparedData:
     validation: ShapeDataset | None = None
 
 
-def prepare(config: Config, processes: Processes = ALONE, device: str = "cpu") -> PreparedData:
+def prepare(config: Config, processes: Processes = SINGLE_PROCESS, device: str = "cpu") -> PreparedData:
     """Find and prepare the data of a run; it stays on disk until it is sampled.
 
     ``processes`` share the work, and see the same folders; targets are evaluated on ``device``, and are the

@@ -100,11 +100,11 @@ def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "v
     def chance(file: MeshFile) -> bytes:
         return hashlib.sha256(f"{seed}/{split}/{file.class_name}/{file.name}".encode()).digest()
 
-    sizes, turns = Counter(file.class_name for file in training), Counter()
+    sizes, taken = Counter(file.class_name for file in training), Counter()
     ranked = []
     for file in sorted(training, key=chance):  # the class of which the smallest part was taken is next
-        turns[file.class_name] += 1
-        ranked.append(((turns[file.class_name] - 0.5) / sizes[file.class_name], chance(file), file))
+        taken[file.class_name] += 1
+        ranked.append(((taken[file.class_name] - 0.5) / sizes[file.class_name], chance(file), file))
     chosen = {file for *_, file in sorted(ranked, key=lambda entry: entry[:2])[:count]}
     return [replace(file, split=split) if file in chosen else file for file in files]
 

@@ -85,8 +85,8 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
     distance = cKDTree(points).query(nodes)[0].reshape(side, side, side)
     labels, _ = ndimage.label(np.pad(distance > wall, 1, constant_values=True))
     flooded = (labels == labels[0, 0, 0])[1:-1, 1:-1, 1:-1]
-    reached = ndimage.distance_transform_edt(~flooded, sampling=cell) < wall
-    return np.where(reached, distance, -distance).astype(np.float32)
+    outside = ndimage.distance_transform_edt(~flooded, sampling=cell) < wall
+    return np.where(outside, distance, -distance).astype(np.float32)
 
 
 def oriented_normals(points: Points) -> Points:

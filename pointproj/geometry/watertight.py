@@ -17,14 +17,14 @@ ALPHA, OFFSET = 1.0, 0.1
 faces the surface lies."""
 
 
-def require_wrapping() -> None:
+def require_alpha_wrap() -> None:
     """Raise :class:`BaselineUnavailable` if PyMeshLab cannot be imported."""
     reason = baselines()["poisson"]
     if reason is not None:
         raise BaselineUnavailable(f"watertight meshes: {reason}")
 
 
-def wrapped(mesh: Mesh) -> Mesh:
+def alpha_wrap(mesh: Mesh) -> Mesh:
     """Return a closed surface around a mesh, oriented outwards."""
     import pymeshlab
 
@@ -38,7 +38,7 @@ def wrapped(mesh: Mesh) -> Mesh:
 
 def watertight_truth(mesh: Mesh, grid: int, *, device: str = "cpu") -> Truth:
     """As :func:`pointproj.geometry.metrics.truth_of`, of the watertight copy of a mesh, which it holds."""
-    solid = wrapped(mesh)
+    solid = alpha_wrap(mesh)
     grid_inside = winds_around(solid, device, query_grid(grid))
     if not grid_inside.any():
         raise NoInterior(mesh.name, f"its watertight copy encloses no point of the grid of {grid} a side")

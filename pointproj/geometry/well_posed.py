@@ -52,12 +52,12 @@ def unflooded(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray,
         faces = search_mesh(Mesh(corners.reshape(-1, 3), rows, mesh.name))
         links = wp.empty((side,) * 3, dtype=wp.uint8)
         wp.launch(_link_kernel, dim=links.shape, inputs=[faces.id], outputs=[links])
-        reached, changed = wp.zeros((side,) * 3, dtype=wp.uint8), wp.ones(1, dtype=wp.int32)
+        flooded, changed = wp.zeros((side,) * 3, dtype=wp.uint8), wp.ones(1, dtype=wp.int32)
         while changed.numpy()[0]:
             changed.zero_()
             for axis in range(3):
-                wp.launch(_sweep_kernel, dim=(side, side), inputs=[links, axis], outputs=[reached, changed])
-        return reached.numpy() == 0
+                wp.launch(_sweep_kernel, dim=(side, side), inputs=[links, axis], outputs=[flooded, changed])
+        return flooded.numpy() == 0
 
 
 @wp.func
@@ -83,7 +83,7 @@ def _link_kernel(faces: wp.uint64, links: wp.array3d(dtype=wp.uint8)):
 def _sweep_kernel(
     links: wp.array3d(dtype=wp.uint8),
     axis: int,
-    reached: wp.array3d(dtype=wp.uint8),
+    flooded: wp.array3d(dtype=wp.uint8),
     changed: wp.array(dtype=wp.int32),
 ):
     """Carry the fill along a line of nodes, there and back; ``changed`` tells whether it came any further."""
@@ -91,7 +91,7 @@ def _sweep_kernel(
     side = links.shape[0]
     bit = wp.uint8(1 << axis)
     if first == 0 and second == 0:
-        reached[0, 0, 0] = wp.uint8(1)
+        flooded[0, 0, 0] = wp.uint8(1)
     for way in range(2):
         came = wp.uint8(0)
         for step in range(side):
@@ -101,11 +101,11 @@ def _sweep_kernel(
             x = wp.where(axis == 0, at, first)
             y = wp.where(axis == 1, at, wp.where(axis == 0, first, second))
             z = wp.where(axis == 2, at, second)
-            own = reached[x, y, z]
+            own = flooded[x, y, z]
             if way == 1 and (links[x, y, z] & bit) == wp.uint8(0):
                 came = wp.uint8(0)
             if own == wp.uint8(0) and came == wp.uint8(1):
-                reached[x, y, z] = wp.uint8(1)
+                flooded[x, y, z] = wp.uint8(1)
                 own = wp.uint8(1)
                 changed[0] = 1
             came = own

@@ -32,7 +32,7 @@ from pointproj.geometry.isosurfaces import Reconstruction, extract_surface, reco
 from pointproj.geometry.meshes import MeshError, normalize
 from pointproj.geometry.metrics import Measured, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
-from pointproj.geometry.watertight import require_wrapping, watertight_truth
+from pointproj.geometry.watertight import require_alpha_wrap, watertight_truth
 from pointproj.geometry.well_posed import label_agreement
 from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained, whole
 from pointproj.runtime.helpers import HelperProcesses
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str]) -> None:
     names = _chosen_baselines(given.baselines)
     _baseline_methods(names, device)  # refuses one that is missing before any work is done
     if watertight:
-        require_wrapping()
+        require_alpha_wrap()
     files = _test_files(trained, given.meshes, given.limit)
     chosen = _chosen_samplings(given.samples, given.points, trained)
     if watertight and given.samples is None:

@@ -47,13 +47,13 @@ class Processes:
         return self.rank == 0
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether this is the only process."""
         return self.count == 1
 
     def all_reduce(self, tensor: "Tensor") -> None:
         """Replace ``tensor`` by its sum over all processes; on a GPU the host does not wait."""
-        if self.alone:
+        if self.is_single:
             return
         import torch.distributed as dist
 
@@ -61,7 +61,7 @@ class Processes:
 
     def gather(self, value: T) -> list[T]:
         """Return the ``value`` of every process, in the order of the ranks."""
-        if self.alone:
+        if self.is_single:
             return [value]
         import torch.distributed as dist
 
@@ -79,7 +79,7 @@ class Processes:
             self.gather(None)
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 class StopTogether:
@@ -87,26 +87,26 @@ class StopTogether:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._asked: tuple[Tensor, Any] | None = None
+        self._pending: tuple[Tensor, Any] | None = None
 
-    def __call__(self, asked_here: bool) -> bool:
+    def __call__(self, stop_here: bool) -> bool:
         """Say whether this process was asked to stop; return whether any had been a step earlier."""
-        if self._processes.alone:
-            return asked_here
+        if self._processes.is_single:
+            return stop_here
         import torch
         import torch.distributed as dist
 
-        answer, flag = self.close(), torch.tensor([int(asked_here)])
-        self._asked = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
+        answer, flag = self.close(), torch.tensor([int(stop_here)])
+        self._pending = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 
     def close(self) -> bool:
         """Wait for the reduction that is still running, and return its answer."""
-        if self._asked is None:
+        if self._pending is None:
             return False
-        flag, work = self._asked
+        flag, work = self._pending
         work.wait()
-        self._asked = None
+        self._pending = None
         return bool(flag.item())
 
 
@@ -122,7 +122,7 @@ def join() -> Processes:
     Raises LaunchError for more processes on this machine than GPUs, or if not all connect in time.
     """
     if process_count() == 1:
-        return ALONE
+        return SINGLE_PROCESS
     import torch
     import torch.distributed as dist
 
@@ -164,7 +164,7 @@ def agree_on_run(name: str, arguments: Sequence[str]) -> str:
 
 def leave() -> None:
     """Disconnect when all processes are done; CUDA graphs that captured NCCL calls must be freed before."""
-    if join().alone:
+    if join().is_single:
         return
     join().gather(None)
     join.cache_clear()

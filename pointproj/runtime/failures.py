@@ -66,7 +66,7 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     Raises PeerFailed in place of an error here that follows from an earlier one elsewhere. A process that
     cannot raise it, since it waits for the others, is ended with exit code 1.
     """
-    if processes.alone:
+    if processes.is_single:
         yield
         return
     name = os.environ.get("POINTPROJ_RUN", "run").replace("/", "_")

@@ -28,7 +28,7 @@ class AllocatorUnavailable(RuntimeError):  # noqa: N818 - a state of the machine
 class _Owner:
     allocator: AllocatorConfig
     pool: Any  # RMM's memory resource
-    counted: Any  # the adaptor around it that counts
+    statistics: Any  # the adaptor around it that counts
     allocated_at_reset: int = 0
 
 
@@ -96,15 +96,15 @@ def require_inactive() -> None:
 
 def reset_counters() -> None:
     """Let the counters begin anew; RMM owns the memory."""
-    counted = _owner.counted
-    counted.pop_counters()
-    _owner.allocated_at_reset = counted.allocation_counts.current_bytes
-    counted.push_counters()
+    statistics = _owner.statistics
+    statistics.pop_counters()
+    _owner.allocated_at_reset = statistics.allocation_counts.current_bytes
+    statistics.push_counters()
 
 
 def counters() -> dict[str, Any]:
     """What RMM counted since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
-    owner, counts = _owner, _owner.counted.allocation_counts  # since the reset, from 0
+    owner, counts = _owner, _owner.statistics.allocation_counts  # since the reset, from 0
     grows = hasattr(owner.pool, "pool_size")
     return {
         "allocator": "rmm",
@@ -122,9 +122,9 @@ def _swap(allocator: AllocatorConfig) -> _Owner:
 
     torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     pool = _resource(allocator)
-    counted = rmm.mr.StatisticsResourceAdaptor(pool)
-    rmm.mr.set_current_device_resource(counted)
-    counted.push_counters()
+    statistics = rmm.mr.StatisticsResourceAdaptor(pool)
+    rmm.mr.set_current_device_resource(statistics)
+    statistics.push_counters()
     if importlib.util.find_spec("cupy") is not None:
         import cupy
         from rmm.allocators.cupy import rmm_cupy_allocator
@@ -134,7 +134,7 @@ def _swap(allocator: AllocatorConfig) -> _Owner:
         import warp as wp
 
         wp.set_cuda_allocator(wp.utils.AllocatorRmm())
-    return _Owner(allocator, pool, counted)
+    return _Owner(allocator, pool, statistics)
 
 
 def _resource(allocator: AllocatorConfig) -> Any:

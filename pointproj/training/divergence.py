@@ -143,7 +143,7 @@ class DivergenceCheck:
         self._recent.clear()
         for step, batch in bad:
             words = f"step {step}: loss or gradient is not finite; {_described(batch)}"
-            words += self._keep(step, batch)
+            words += self._write_batch(step, batch)
             if self.config.training.on_nan == "stop":
                 words += f". The step changed nothing: {advice}, or training.on_nan=skip to skip such steps"
                 raise TrainingDiverged(words)
@@ -152,7 +152,7 @@ class DivergenceCheck:
             words = f"none of the last {self._in_a_row} steps was finite, so skipping them does not help"
             raise TrainingDiverged(f"{words}: {advice}")
 
-    def _keep(self, step: int, batch: dict[str, Any]) -> str:
+    def _write_batch(self, step: int, batch: dict[str, Any]) -> str:
         """Save a batch, and say where."""
         self._saved += 1
         if self._saved > MOST_SAVED:

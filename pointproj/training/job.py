@@ -103,7 +103,7 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> I
         stopped = isinstance(error, KeyboardInterrupt)
         with suppress(RunError):  # which would hide the error that came first
             note("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
-        if stopped or not in_sweep or not distributed.join().alone:
+        if stopped or not in_sweep or not distributed.join().is_single:
             raise
         if is_user_error(error):
             log.error("job failed: %s: %s", type(error).__name__, error)
@@ -130,7 +130,7 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     log.info("run       %s", run.path)
     run.write_json("environment.json", environment())
     # Other jobs of the sweep may run on this machine at the same time, and want GPUs too.
-    takes_one = in_sweep and config.device != "cpu" and distributed.join().alone
+    takes_one = in_sweep and config.device != "cpu" and distributed.join().is_single
     with own_gpu() if takes_one else nullcontext():
         train(config, run)
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.runtime.errors import first_line
 from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
@@ -62,7 +62,7 @@ class TrainingStep:
         eikonal: float = 0.0,
         compile: bool = False,
         capture: bool = True,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ) -> None:
         self.model, self.optimizer, self.loss_function = model, optimizer, loss_function
         self.clip, self.amp, self.eikonal, self.processes = clip, amp, eikonal, processes
@@ -127,7 +127,7 @@ class TrainingStep:
         """The step itself; in a capture this is what the graph records."""
         loss = self._backward(inputs)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        if not self.processes.alone:
+        if not self.processes.is_single:
             loss = self._add_up(loss, gradients)
         norm = None if self.clip is None else nn.utils.get_total_norm(gradients)
         self._guard(loss, gradients, norm)
@@ -242,7 +242,7 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
         return median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
     times: list[float] = []
     # Processes that train together have to take equally many steps, however long these take.
-    while len(times) < repetitions and (sum(times) < SECONDS_ON_CPU or not step.processes.alone):
+    while len(times) < repetitions and (sum(times) < SECONDS_ON_CPU or not step.processes.is_single):
         start = time.perf_counter()
         function()
         times.append(time.perf_counter() - start)

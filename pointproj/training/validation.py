@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pointproj.config import TARGETS
 from pointproj.ops.functional import knn
-from pointproj.runtime.distributed import ALONE, Processes
+from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.training.step import Batch
 
 Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
@@ -49,7 +49,10 @@ class Evaluation(NamedTuple):
 
 @torch.no_grad()
 def evaluate(
-    predict: Predictor, batches: Iterable[dict[str, Any]], target_name: str, processes: Processes = ALONE
+    predict: Predictor,
+    batches: Iterable[dict[str, Any]],
+    target_name: str,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Evaluation:
     """Measure predictions on batches of meshes.
 

@@ -6,7 +6,7 @@ from pointproj.benchmark import large, table
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import read_rows
 from pointproj.benchmark.run import run
-from pointproj.runtime.distributed import ALONE
+from pointproj.runtime.distributed import SINGLE_PROCESS
 from tests.processes import run_together
 
 
@@ -36,7 +36,7 @@ def measure_together(processes, folder):
 
 def test_a_large_cloud_is_measured_alone_and_in_slabs(tmp_path, monkeypatch):
     monkeypatch.setitem(large.SIZES, "cpu", large.SIZES["cpu"])
-    measure(ALONE, tmp_path)
+    measure(SINGLE_PROCESS, tmp_path)
     alone = read_rows(tmp_path / "r.csv")
     run_together(measure_together, tmp_path)
     together = read_rows(tmp_path / "r.csv")

@@ -6,7 +6,7 @@ import trimesh
 
 from pointproj.geometry.baselines import BaselineUnavailable
 from pointproj.geometry.meshes import Mesh, query_grid
-from pointproj.geometry.watertight import require_wrapping, watertight_truth
+from pointproj.geometry.watertight import require_alpha_wrap, watertight_truth
 
 
 def test_a_box_with_a_wall_inside_becomes_its_outer_surface():
@@ -27,4 +27,4 @@ def test_without_pymeshlab_the_command_that_installs_it_is_named(monkeypatch):
     reason = "pymeshlab cannot be imported"
     monkeypatch.setattr("pointproj.geometry.watertight.baselines", lambda: {"flood": None, "poisson": reason})
     with pytest.raises(BaselineUnavailable, match="watertight meshes: pymeshlab cannot"):
-        require_wrapping()
+        require_alpha_wrap()

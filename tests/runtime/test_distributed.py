@@ -20,7 +20,7 @@ from pointproj.data.dataset import ShapeDataset
 from pointproj.runtime import distributed, tensor_file
 from pointproj.runtime.devices import own_gpu
 from pointproj.runtime.distributed import (
-    ALONE,
+    SINGLE_PROCESS,
     LaunchError,
     Processes,
     StopTogether,
@@ -111,7 +111,7 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(arguments, 
 
 def exchange(processes, folder):
     rank, count = processes.rank, processes.count
-    assert (count, processes.is_first, processes.alone) == (2, rank == 0, False)
+    assert (count, processes.is_first, processes.is_single) == (2, rank == 0, False)
     assert processes.gather(rank * 10) == [0, 10]
     tensor = torch.tensor([1.0, rank])
     processes.all_reduce(tensor)
@@ -133,12 +133,12 @@ def test_what_processes_tell_each_other(tmp_path):
 
 def test_alone_nothing_is_exchanged():
     tensor = torch.ones(2)
-    ALONE.all_reduce(tensor)
+    SINGLE_PROCESS.all_reduce(tensor)
     assert tensor.tolist() == [1, 1]
-    assert ALONE.gather("a") == ["a"]
-    stop = StopTogether(ALONE)
+    assert SINGLE_PROCESS.gather("a") == ["a"]
+    stop = StopTogether(SINGLE_PROCESS)
     assert [stop(False), stop(True)] == [False, True]
-    assert distributed.join() is ALONE
+    assert distributed.join() is SINGLE_PROCESS
 
 
 class Point:

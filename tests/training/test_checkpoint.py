@@ -10,7 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pointproj.config import Config, KnnConfig
 from pointproj.runtime import tensor_file
-from pointproj.runtime.distributed import ALONE
+from pointproj.runtime.distributed import SINGLE_PROCESS
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
@@ -145,7 +145,7 @@ def test_of_a_checkpoint_cut_short_the_one_before_is_taken_with_a_warning(tmp_pa
     assert "last.pt cannot be read" in caplog.messages[0]
     assert "taking previous.pt" in caplog.messages[0]
     run = RunFolder(tmp_path, named=True)
-    assert checkpoint.find(changed(config, resume="auto"), run, ALONE)[0] == path
+    assert checkpoint.find(changed(config, resume="auto"), run, SINGLE_PROCESS)[0] == path
 
 
 def test_no_other_file_is_taken_for_one_asked_for_by_name(tmp_path, config):
@@ -186,8 +186,8 @@ def test_newest_of_equal_config_is_found(tmp_path, config):
     (tmp_path / "last.pt").write_bytes(b"newest, and damaged")
     run = RunFolder(tmp_path / "new")
     wanted = changed(config, resume="auto")
-    assert checkpoint.find(wanted, run, ALONE)[0] == tmp_path / "day" / "b" / "last.pt"
-    assert checkpoint.find(changed(config, resume="auto", seed=5), run, ALONE) is None
+    assert checkpoint.find(wanted, run, SINGLE_PROCESS)[0] == tmp_path / "day" / "b" / "last.pt"
+    assert checkpoint.find(changed(config, resume="auto", seed=5), run, SINGLE_PROCESS) is None
 
 
 def test_optimizer_takes_moments_but_keeps_its_settings():

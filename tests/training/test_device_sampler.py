@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from pointproj.config import MixtureConfig
 from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.furniture import write_furniture
-from pointproj.runtime.distributed import ALONE
+from pointproj.runtime.distributed import SINGLE_PROCESS
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training import checkpoint, loader, loop
 from pointproj.training.loop import train
@@ -87,9 +87,9 @@ def test_the_loader_is_named_where_the_shapes_do_not_fit(config, tmp_path, monke
     config.data.sampler = "auto"
     data, gpu = loop.prepare(config), SimpleNamespace(type="cuda")
     with caplog.at_level(logging.INFO):
-        assert loader._device_samplers(config, data, gpu, ALONE) == {}
+        assert loader._device_samplers(config, data, gpu, SINGLE_PROCESS) == {}
     assert "sampler   loader, with data.workers=0: the shapes take more than" in caplog.text
-    assert loader._device_samplers(config, data, torch.device("cpu"), ALONE) == {}
+    assert loader._device_samplers(config, data, torch.device("cpu"), SINGLE_PROCESS) == {}
 
 
 def two_processes_train(processes, folder, runs):

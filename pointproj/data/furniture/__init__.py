@@ -97,8 +97,8 @@ def _parts(class_name: str, rng: Rng, varied: bool) -> list[Manifold]:
     if not varied:
         return list(plain(rng))
     made = list((plain if rng.chance(0.3) else other)(rng))
-    proportions = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
-    return [part.scale(list(proportions)) for part in made if not part.is_empty()]
+    scales = np.exp(rng.uniform(-0.3, 0.3, 3)) * [rng.choice([-1.0, 1.0]), 1.0, 1.0]
+    return [part.scale(list(scales)) for part in made if not part.is_empty()]
 
 
 def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:

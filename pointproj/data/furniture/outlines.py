@@ -40,9 +40,9 @@ def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
     return arcs.reshape(-1, 2)
 
 
-def circle(count: int, turn: float = 0.0) -> Outline:
-    """Points evenly around the circle of radius 1, the first ``turn`` steps after the x axis."""
-    angles = 2 * np.pi * (np.arange(count) + turn) / count
+def circle(count: int, shift: float = 0.0) -> Outline:
+    """Points evenly around the circle of radius 1, the first ``shift`` steps after the x axis."""
+    angles = 2 * np.pi * (np.arange(count) + shift) / count
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 

@@ -75,8 +75,8 @@ def _back(rng: Rng, x: float, y: float, seat: float) -> Parts:
         shell = slab(np.concatenate([inner, outer[::-1]]), (-0.03, rise)).translate([0.0, -depth + 0.03, 0.0])
         # Front ends of the shell are cut lower than its middle.
         front = -depth + 0.01
-        cut = np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]])
-        upright.append(shell - profile(cut, 1.0))
+        front_profile = np.array([[front, 0.35 * rise], [0.02, 1.1 * rise], [front, 1.1 * rise]])
+        upright.append(shell - profile(front_profile, 1.0))
     return [lean(part, slope, y - 0.04, seat) for part in upright]
 
 

@@ -90,13 +90,13 @@ def parse(content: bytes, path: str | Path) -> Content:
         raise MeshError(path, str(error)) from error
 
 
-def surface(held: Content, path: str | Path) -> Mesh:
+def surface(content: Content, path: str | Path) -> Mesh:
     """Make a mesh of what a file holds, or raise a MeshError if that is no finite surface."""
     path = Path(path)
-    if not len(held.faces):
+    if not len(content.faces):
         raise MeshError(path, "has no face with three vertices")
     try:
-        mesh = Mesh(held.vertices, held.faces, path.stem)
+        mesh = Mesh(content.vertices, content.faces, path.stem)
         finite = np.isfinite(mesh.vertices).all(axis=1)
         if not finite.all():
             raise MeshError(path, f"is not finite: vertex {np.argmin(finite)} holds a NaN or an infinity")

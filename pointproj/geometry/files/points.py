@@ -103,16 +103,16 @@ def read_cloud(
     if path.suffix.lower() not in SUFFIXES:
         raise MeshError(path, f"is of no known kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
     generator = np.random.default_rng(seed)
-    held = _read(path)
-    if len(held.faces) or path.suffix.lower() not in POINT_SUFFIXES:
+    content = _read(path)
+    if len(content.faces) or path.suffix.lower() not in POINT_SUFFIXES:
         if sensors is not None:
             raise MeshError(path, "is a mesh, which no sensor has seen: leave the sensors out")
-        mesh = surface(held, path)
+        mesh = surface(content, path)
         used = mesh.vertices[mesh.faces].reshape(-1, 3)
         placement = _checked_placement(used, path)
         sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
         return Cloud(path.stem, *sample(sampler, count, generator), placement)
-    points, normals = held.vertices, held.normals
+    points, normals = content.vertices, content.normals
     placement = _checked_placement(points, path)
     ways = None if sensors is None else _towards(points, Path(sensors))
     if normals is not None:
@@ -134,13 +134,13 @@ def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, 
     """Unit vectors from points to the sensors of a file; 0 where a sensor is not finite: it is not known."""
     if path.suffix.lower() not in POINT_SUFFIXES:
         raise MeshError(path, f"is of no known kind of points: expected {', '.join(POINT_SUFFIXES)}")
-    held = _read(path)
-    if len(held.faces) or len(held.vertices) not in (1, len(points)):
-        given = "a mesh" if len(held.faces) else f"{len(held.vertices)} points"
+    content = _read(path)
+    if len(content.faces) or len(content.vertices) not in (1, len(points)):
+        given = "a mesh" if len(content.faces) else f"{len(content.vertices)} points"
         raise MeshError(
             path, f"holds {given}: expected the sensor of each of {len(points)} points, or one of all"
         )
-    away = held.vertices - points
+    away = content.vertices - points
     length = np.linalg.norm(away, axis=1, keepdims=True)
     known = np.isfinite(length) & (length > 0)
     return np.where(known, away / np.where(known, length, 1), 0).astype(np.float32)

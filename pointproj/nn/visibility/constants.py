@@ -18,7 +18,7 @@ class LocalPlane:
     """The plane that holds most neighbours of a point."""
 
     PAIRED = 10  # neighbours of which each pair spans a plane that is tried
-    COUNTED = 15  # neighbours that can lie on it
+    NEIGHBORS = 15  # neighbours that can lie on it
     EXACT = 0.01  # distance from it in units, at which a neighbour counts half; larger in clouds with noise
     NOISE_RANK = 5  # the neighbour, in order of distance from the plane, that tells the noise
     NOISE_OF_RANK = 1.75  # standard deviation of the noise, in distances of that neighbour
@@ -34,7 +34,7 @@ class LocalPlane:
 class ExactPlane:
     """A plane that holds neighbours of a point up to the rounding of their coordinates."""
 
-    COUNTED = 32  # neighbours that can lie on it
+    NEIGHBORS = 32  # neighbours that can lie on it
     PAIRED = 12  # neighbours of which each pair spans a plane that is tried
     CONFIRMED = 4  # neighbours on it that prove it, with those that span it
     ROUNDING = 4e-7  # of a coordinate that was rotated and scaled in single precision
@@ -72,8 +72,8 @@ class FacePlane:
     SAME_DIRECTION = 0.05  # sine of the angle between planes of one direction
     VOTES = 8  # for a direction
     MEANS = 3  # times that a direction is replaced by the mean of those near it
-    ON_TURNED = 1.2  # deviations from a plane in such a direction, at which a neighbour counts a quarter
-    NEAR_TURNED = 2.5  # the same for the point itself
+    ON_SHARED = 1.2  # deviations from a plane in such a direction, at which a neighbour counts a quarter
+    NEAR_SHARED = 2.5  # the same for the point itself
     MOVED = 4  # times that such a plane is moved to the neighbours on it
     PREFERRED = 1.7  # weight of a neighbour on it, beside one on the point's own plane
 

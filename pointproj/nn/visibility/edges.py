@@ -28,7 +28,7 @@ def nearest_edges(
     has the unit vector in the plane towards the edge, and its distance; 0 where there is none.
     """
     points, normals, radii = for_kernels(points, normals, radii)
-    return _edges(points, rows[..., : 1 + ExactPlane.COUNTED].contiguous(), normals, radii)
+    return _edges(points, rows[..., : 1 + ExactPlane.NEIGHBORS].contiguous(), normals, radii)
 
 
 @wp.func

@@ -40,7 +40,7 @@ def exact_planes(
     the nearest points, the point itself first; the first 33 are used. The results are normals of either sign,
     0 where a point has no exact plane, and the share of the neighbours on the plane.
     """
-    return _search(*for_kernels(points), rows[..., : 1 + ExactPlane.COUNTED].contiguous())
+    return _search(*for_kernels(points), rows[..., : 1 + ExactPlane.NEIGHBORS].contiguous())
 
 
 @wp.func

@@ -42,7 +42,7 @@ class Noisy(NamedTuple):
 FittedStruct, NoisyStruct = record_struct(Fitted), record_struct(Noisy)
 
 
-def spread_planes(
+def propagate_planes(
     points: Float[Tensor, "b n 3"],
     rows: Int[Tensor, "b n k"],
     normals: Float[Tensor, "b n 3"],
@@ -67,7 +67,7 @@ def spread_planes(
     """
     sensors = torch.zeros_like(points) if sensors is None else sensors
     where, *others = for_kernels(points, sensors, noise.flatten(), normals)
-    normals, means = _spread(where, rows.contiguous(), *others)
+    normals, means = _propagate(where, rows.contiguous(), *others)
     off = ((means - where) * normals).sum(-1, keepdim=True)
     farthest = FacePlane.FARTHEST * noise
     off = torch.maximum(torch.minimum(off, farthest), -farthest)
@@ -149,7 +149,7 @@ def fit_kernel(clouds: NoisyStruct, given: Vectors, fitted: FittedStruct):
 
 
 @kernel
-def spread_kernel(clouds: NoisyStruct, fitted: FittedStruct, spread: FittedStruct, support: Numbers):
+def propagate_kernel(clouds: NoisyStruct, fitted: FittedStruct, propagated: FittedStruct, support: Numbers):
     """One thread a point, launched over (B, N): fit its plane to what its neighbours' are fitted to.
 
     ``support`` gets the share of the neighbours' planes that agree with it.
@@ -181,9 +181,9 @@ def spread_kernel(clouds: NoisyStruct, fitted: FittedStruct, spread: FittedStruc
         # Its own plane agrees, so the total is 1 or more.
         first, covariance, normal = least_squares(total, first, second, normal)
         mean += first
-    spread.normals[cloud, row] = normal
-    spread.means[cloud, row] = mean
-    spread.covariances[cloud, row] = covariance
+    propagated.normals[cloud, row] = normal
+    propagated.means[cloud, row] = mean
+    propagated.covariances[cloud, row] = covariance
     support[cloud, row] = total / float(clouds.rows.shape[2])
 
 
@@ -213,7 +213,7 @@ def take_kernel(clouds: NoisyStruct, fitted: FittedStruct, support: Numbers, tak
 
 
 @kernel
-def turn_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, turned: Vectors):
+def direction_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, chosen: Vectors):
     """One thread a point, launched over (B, N): of its own normal and the directions of the cloud, the best.
 
     That is the one in which a plane near the point holds most neighbours; on planes in directions of the
@@ -241,16 +241,16 @@ def turn_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, turn
                         other = int(clouds.rows[cloud, row, place])
                         if other >= 0:
                             its = wp.dot(clouds.points[cloud, other] - point, normal)
-                            weight = closeness((its - height) / (FacePlane.ON_TURNED * noise))
+                            weight = closeness((its - height) / (FacePlane.ON_SHARED * noise))
                             weight *= not_opposite(clouds, cloud, row, other, normal)
                             total += weight
                             first += weight * its
                     height = first / wp.max(total, 1.0e-6)
-                score = preferred * total * closeness(height / (FacePlane.NEAR_TURNED * noise))
+                score = preferred * total * closeness(height / (FacePlane.NEAR_SHARED * noise))
                 if score > most:
                     most = score
                     best = normal
-    turned[cloud, row] = best
+    chosen[cloud, row] = best
 
 
 @kernel
@@ -287,10 +287,10 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
 
 
 @warp_op(
-    "pointproj::spread_planes",
+    "pointproj::propagate_planes",
     outputs=lambda points, **_: dict.fromkeys(("fitted", "means"), (points.shape, torch.float32)),
 )
-def _spread(
+def _propagate(
     launch,
     points: Tensor,
     rows: Tensor,
@@ -306,29 +306,29 @@ def _spread(
     support = points.new_empty(shape)
     now = Fitted(fitted, means, points.new_empty(*shape, 2, 3))
     other = Fitted(*(torch.empty_like(tensor) for tensor in now))
-    _spread_over_faces(launch, clouds, normals, now, other, support)
+    _propagate_over_faces(launch, clouds, normals, now, other, support)
     votes = (support > FacePlane.VOTING) & (noise > 0)[:, None]
     voters = torch.where(votes[..., None], now.normals, 0.0)
     directions = shared_directions(
         voters, same=FacePlane.SAME_DIRECTION, rounds=FacePlane.MEANS, least=FacePlane.VOTES
     )
-    turned = torch.empty_like(points)
-    launch(turn_kernel, shape, clouds, now.normals, directions, turned, block_dim=64)
-    _spread_over_faces(launch, clouds, turned, now, other, support)
+    chosen = torch.empty_like(points)
+    launch(direction_kernel, shape, clouds, now.normals, directions, chosen, block_dim=64)
+    _propagate_over_faces(launch, clouds, chosen, now, other, support)
     for _ in range(FacePlane.WHOLE):
         launch(whole_kernel, shape, clouds, now, other, block_dim=64)
         now, other = other, now
     # After an even number of these launches, the last planes are in the outputs.
 
 
-def _spread_over_faces(
+def _propagate_over_faces(
     launch, clouds: Noisy, normals: Tensor, now: Fitted, other: Fitted, support: Tensor
 ) -> None:
     """Fit planes with these normals to the neighbours, and spread them; the result is in ``now``."""
     shape = clouds.points.shape[:2]
     launch(fit_kernel, shape, clouds, normals, now, block_dim=64)
     for number in range(FacePlane.ROUNDS):
-        launch(spread_kernel, shape, clouds, now, other, support, block_dim=64)
+        launch(propagate_kernel, shape, clouds, now, other, support, block_dim=64)
         now, other = other, now
         if number >= FacePlane.ROUNDS - FacePlane.LAST_ROUNDS:
             launch(take_kernel, shape, clouds, now, support, other, block_dim=64)

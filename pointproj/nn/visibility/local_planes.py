@@ -55,15 +55,15 @@ def most_kernel(around: Around, within: Scales, planes: Vectors, fit: Numbers):
     cloud, row = wp.tid()
     best = wp.vec3()
     most = float(-1.0)
-    for turn in range(1, LocalPlane.PAIRED // 2 + 1):
+    for shift in range(1, LocalPlane.PAIRED // 2 + 1):
         for first in range(LocalPlane.PAIRED):
-            second = (first + LocalPlane.PAIRED - turn) % LocalPlane.PAIRED
+            second = (first + LocalPlane.PAIRED - shift) % LocalPlane.PAIRED
             across = wp.cross(around[cloud, row, 1 + first], around[cloud, row, 1 + second])
             normal = across / wp.max(wp.length(across), 1.0e-6)
             total = float(0.0)
-            for place in range(LocalPlane.COUNTED):
+            for place in range(LocalPlane.NEIGHBORS):
                 total += closeness(wp.dot(normal, around[cloud, row, 1 + place]), within[cloud])
-            share = total / float(LocalPlane.COUNTED) * wp.dot(normal, normal)
+            share = total / float(LocalPlane.NEIGHBORS) * wp.dot(normal, normal)
             if share > most:
                 most = share
                 best = normal
@@ -88,7 +88,7 @@ def refined_kernel(around: Around, within: Scales, planes: Vectors, fit: Numbers
     normal = planes[cloud, row]
     curved = fit[cloud, row] < LocalPlane.FEW
     first = wp.where(curved, 1, 0)
-    last = wp.where(curved, 1 + LocalPlane.COUNTED, around.shape[2])
+    last = wp.where(curved, 1 + LocalPlane.NEIGHBORS, around.shape[2])
     rounds = wp.where(curved, 1, LocalPlane.REFINED)
     near = wp.where(curved, LocalPlane.FAR, within[cloud])
     if fit[cloud, row] > LocalPlane.FEWEST:
@@ -145,8 +145,8 @@ def _search(launch, points: Tensor, rows: Tensor, normals: Tensor, fit: Tensor, 
     within = points.new_full((len(points),), LocalPlane.EXACT)
     shape = points.shape[:2]
     launch(most_kernel, shape, around, within, planes, shares, block_dim=64)
-    counted = around[:, :, 1 : 1 + LocalPlane.COUNTED]
-    deviation = plain.noise_of(plain.dot(counted, planes[:, :, None])[..., 0].abs())
+    near = around[:, :, 1 : 1 + LocalPlane.NEIGHBORS]
+    deviation = plain.noise_of(plain.dot(near, planes[:, :, None])[..., 0].abs())
     noise.copy_(Cloud.UNIT * deviation)
     within = (LocalPlane.WITHIN * deviation).clamp(min=LocalPlane.EXACT).flatten()
     launch(most_kernel, shape, around, within, planes, shares, block_dim=64)

@@ -43,7 +43,7 @@ def _chosen(values: Float[Tensor, "b n m *c"], best: Int[Tensor, "b n"]) -> Floa
 
 def local_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     around = (_of_neighbors(points, rows) - points[:, :, None]) / Cloud.UNIT  # itself first
-    away = around[:, :, 1 : LocalPlane.COUNTED + 1]
+    away = around[:, :, 1 : LocalPlane.NEIGHBORS + 1]
     paired = away[:, :, : LocalPlane.PAIRED]
     rolled = [paired.roll(shift, 2) for shift in range(1, paired.shape[2] // 2 + 1)]
     crossed = torch.linalg.cross(torch.cat([paired] * len(rolled), dim=2), torch.cat(rolled, dim=2))
@@ -148,58 +148,58 @@ def _triangle_height(across: Tensor, one: Tensor, other: Tensor) -> Float[Tensor
     return (across / torch.maximum(one, other).clamp(min=1e-9)).clamp(min=1e-12)
 
 
-def spread_planes(
+def propagate_planes(
     points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
 ) -> tuple[Tensor, Tensor]:
     given, has_plane = normals, (noise > 0)[:, None, None] & normals.any(-1, keepdim=True)
     where = points, rows, sensors, noise[:, None, None, None].clamp(min=1e-12)
-    normals, means, support = _spread_over_faces(*where, normals)
+    normals, means, support = _propagate_over_faces(*where, normals)
     voters = torch.where((support > FacePlane.VOTING) & has_plane, normals, 0.0)
     settings = {"same": FacePlane.SAME_DIRECTION, "rounds": FacePlane.MEANS, "least": FacePlane.VOTES}
-    turned = _turned(*where, normals, shared_directions(voters, **settings))
-    normals, means, _ = _spread_over_faces(*where, turned)
+    chosen = _best_directions(*where, normals, shared_directions(voters, **settings))
+    normals, means, _ = _propagate_over_faces(*where, chosen)
     for _ in range(FacePlane.WHOLE):
         normals, means = _fitted_to_whole(points, sensors, where[-1][..., 0], normals, means)
     return torch.where(has_plane, normals, given), torch.where(has_plane, means, points)
 
 
-def _spread_over_faces(
+def _propagate_over_faces(
     points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normals, means and support of planes, fitted to the neighbours and spread."""
     around, seen_from = (_of_neighbors(one, rows) for one in (points, sensors))
 
-    def counted(normal: Tensor) -> Tensor:
+    def usable(normal: Tensor) -> Tensor:
         opposite = dot(sensors[:, :, None], normal) * dot(seen_from, normal) < 0
         return (rows >= 0)[..., None] & ~opposite
 
     means = points
     for _ in range(FacePlane.REFITTED):
         away, own = around - means[:, :, None], normals[:, :, None]
-        weights = _close(dot(away, own) / (FacePlane.WITHIN * noise)) * counted(own)
+        weights = _close(dot(away, own) / (FacePlane.WITHIN * noise)) * usable(own)
         normals, means, covariances, _ = _fitted(weights, away, 0.0, normals, means)
     for number in range(FacePlane.ROUNDS):
         fitted = torch.cat([normals, means, covariances.flatten(2)], dim=-1)
-        its, centres, spreads = _of_neighbors(fitted, rows).split((3, 3, 9), dim=-1)
+        its, centres, within_planes = _of_neighbors(fitted, rows).split((3, 3, 9), dim=-1)
         own, feet = normals[:, :, None], around - dot(around - centres, its) * its
         between = feet - feet[:, :, :1]
         across = torch.linalg.cross(its, own.expand_as(its)).norm(dim=-1, keepdim=True)
-        weights = _close(across / FacePlane.BENT) * counted(own)
+        weights = _close(across / FacePlane.BENT) * usable(own)
         for normal in (own, its):
             weights = weights * _close(dot(between, normal) / (FacePlane.AGREEING * noise))
-        given_moments = centres - means[:, :, None], spreads.unflatten(-1, (3, 3))
+        given_moments = centres - means[:, :, None], within_planes.unflatten(-1, (3, 3))
         normals, means, covariances, support = _fitted(weights, *given_moments, normals, means)
         if number >= FacePlane.ROUNDS - FacePlane.LAST_ROUNDS:
             fitted = torch.cat([normals, means, covariances.flatten(2), support], dim=-1)
             its, centres, _, of_its = _of_neighbors(fitted, rows).split((3, 3, 9, 1), dim=-1)
             near = _close(dot(around[:, :, :1] - centres, its) / (FacePlane.NEAR * noise))
-            best = rows.gather(2, (of_its * near * counted(its)).argmax(2))
+            best = rows.gather(2, (of_its * near * usable(its)).argmax(2))
             normals, means, covariances, _ = take_rows(fitted, best)[:, :, 0].split((3, 3, 9, 1), dim=-1)
             covariances = covariances.unflatten(-1, (3, 3))
     return normals, means, support
 
 
-def _turned(
+def _best_directions(
     points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor, directions: Tensor
 ) -> Tensor:
     """Of the points' own normals and the directions of the cloud, those with most neighbours on a plane."""
@@ -208,13 +208,13 @@ def _turned(
     tried = torch.cat([normals[:, :, None], tried], dim=2)  # (B, N, 1 + d, 3)
     heights = tried @ (around - points[:, :, None]).mT  # (B, N, 1 + d, k)
     opposite = dot(tried, sensors[:, :, None]) * (tried @ seen_from.mT) < 0
-    counted = (rows >= 0)[:, :, None] & ~opposite
+    usable = (rows >= 0)[:, :, None] & ~opposite
     moved = torch.zeros_like(heights[..., :1])
     for _ in range(FacePlane.MOVED + 1):
-        weights = _close((heights - moved) / (FacePlane.ON_TURNED * noise)) * counted
+        weights = _close((heights - moved) / (FacePlane.ON_SHARED * noise)) * usable
         total = weights.sum(-1, keepdim=True)
         moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
-    score = (total * _close(moved / (FacePlane.NEAR_TURNED * noise)))[..., 0] * tried.any(-1)
+    score = (total * _close(moved / (FacePlane.NEAR_SHARED * noise)))[..., 0] * tried.any(-1)
     score = torch.cat([score[..., :1], FacePlane.PREFERRED * score[..., 1:]], dim=-1)  # first the point's own
     return _chosen(tried, score.argmax(2))
 
@@ -243,12 +243,12 @@ def _close(distance: Tensor) -> Tensor:
 
 
 def _fitted(
-    weights: Tensor, away: Tensor, spreads: Tensor | float, normals: Tensor, means: Tensor
+    weights: Tensor, away: Tensor, within_planes: Tensor | float, normals: Tensor, means: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Normals, means and covariances of weighted samples or planes around points; and the mean weight."""
     total = weights.sum(2).clamp(min=1e-6)
     first = (weights * away).sum(2) / total
-    second = (weights[..., None] * (away[..., None] * away[..., None, :] + spreads)).sum(2)
+    second = (weights[..., None] * (away[..., None] * away[..., None, :] + within_planes)).sum(2)
     covariances = second / total[..., None] - first[..., None] * first[..., None, :]
     return _axes(covariances, normals), means + first, covariances, total / weights.shape[2]
 
@@ -332,7 +332,7 @@ def nearest_sight_lines(points: Tensor, samples: Tensor, sensors: Tensor, beyond
 FORMS = {
     form.__name__: form
     for form in (
-        *(local_planes, exact_planes, spread_planes, nearest_edges),
+        *(local_planes, exact_planes, propagate_planes, nearest_edges),
         *(list_disks, soft_visibility, nearest_sight_lines),
     )
 }

@@ -14,11 +14,11 @@ from pointproj.nn.visibility.constants import Cloud, Disk, ExactPlane
 from pointproj.nn.visibility.disk_grid import DiskGrid, disk_grid
 from pointproj.nn.visibility.edges import nearest_edges
 from pointproj.nn.visibility.exact_planes import exact_planes
-from pointproj.nn.visibility.face_planes import spread_planes
+from pointproj.nn.visibility.face_planes import propagate_planes
 from pointproj.nn.visibility.local_planes import local_planes
 
 PLANE_ROWS = 1 + Cloud.PLANE_NEIGHBORS  # each point is its own nearest
-NEIGHBORS = max(PLANE_ROWS, 1 + ExactPlane.COUNTED)
+NEIGHBORS = max(PLANE_ROWS, 1 + ExactPlane.NEIGHBORS)
 """Nearest points that :func:`find_surface` needs of each."""
 
 
@@ -45,7 +45,7 @@ def find_surface(
     A plane is exact where samples lie on one up to rounding
     (:func:`~pointproj.nn.visibility.exact_planes.exact_planes`), else that of most neighbours
     (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise it is spread over its
-    face (:func:`~pointproj.nn.visibility.face_planes.spread_planes`).
+    face (:func:`~pointproj.nn.visibility.face_planes.propagate_planes`).
 
     ``distances`` and ``rows`` are those of at least ``NEIGHBORS`` nearest points, the point itself first.
     ``sensors`` are unit vectors to the sensors that saw the points, 0 where not known; without channels where
@@ -56,11 +56,11 @@ def find_surface(
     is_exact = exact_fit > 0
     noise = torch.where(is_exact.float().mean(1, keepdim=True) > Cloud.EXACT_SHARE, 0.0, local.noise)
     normals = torch.where(is_exact, exact.to(points.dtype), local.normals)
-    normals, shift = spread_planes(points, near, normals, noise, sensors if sensors.shape[-1] else None)
+    normals, shift = propagate_planes(points, near, normals, noise, sensors if sensors.shape[-1] else None)
     exact_fit = exact_fit.to(points.dtype)
     holes = distances[..., Disk.HOLE_NEIGHBOR]
     holes = torch.minimum(holes, Disk.LARGEST_HOLE * holes.mean(1, keepdim=True))[..., None]
-    radii = _radii(holes, distances[..., ExactPlane.COUNTED : ExactPlane.COUNTED + 1], exact_fit)
+    radii = _radii(holes, distances[..., ExactPlane.NEIGHBORS : ExactPlane.NEIGHBORS + 1], exact_fit)
     edges = nearest_edges(points, rows, torch.where(is_exact, normals, 0.0), radii)
     grid = disk_grid(points + shift, normals, radii, edges)
     return Surface(normals, shift, local.fit, exact_fit, noise, holes, grid)
@@ -73,7 +73,7 @@ def _radii(
 
     About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
     """
-    on_plane = ExactPlane.COUNTED * exact_fit.clamp(min=1 / ExactPlane.COUNTED)
+    on_plane = ExactPlane.NEIGHBORS * exact_fit.clamp(min=1 / ExactPlane.NEIGHBORS)
     own = farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()  # if a circle up to the farthest is filled evenly
     largest = Disk.LARGEST_ON_PLANE * holes.mean(1, keepdim=True)
     own = torch.minimum(torch.maximum(own, holes), largest)

@@ -25,7 +25,7 @@ def board(count=1100, thickness=0.01, seed=0):
     return points.float(), rotation.mT[axis].float(), axis != 2
 
 
-def search(points, k=1 + ExactPlane.COUNTED, of=exact_planes):
+def search(points, k=1 + ExactPlane.NEIGHBORS, of=exact_planes):
     _, rows = knn(points[None], points[None], k, backend="torch")
     normals, support = of(points[None], rows)
     return normals[0], support[0, :, 0]

@@ -6,7 +6,7 @@ import torch
 from pointproj import knn
 from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.constants import FacePlane
-from pointproj.nn.visibility.face_planes import _spread, spread_planes
+from pointproj.nn.visibility.face_planes import _propagate, propagate_planes
 from pointproj.nn.visibility.local_planes import local_planes
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -41,8 +41,8 @@ def test_planes_are_those_of_plain_torch(device, k, rounds, last, votes, share, 
     points, sensors = (tensor.to(device) for tensor in noisy_box())
     rows, planes = searched(points, k)
     inputs = points, rows, sensors, torch.tensor([0.011, 0.009], device=device), planes.normals
-    got = _spread(*inputs)
-    expected = plain.spread_planes(*(one.double() if one.is_floating_point() else one for one in inputs))
+    got = _propagate(*inputs)
+    expected = plain.propagate_planes(*(one.double() if one.is_floating_point() else one for one in inputs))
     for one, other in zip(got, expected, strict=True):
         difference = (one.double() - other).norm(dim=-1)
         # Of planes that are equally good, rounding chooses, and planes spread.
@@ -53,7 +53,7 @@ def test_planes_are_those_of_plain_torch(device, k, rounds, last, votes, share, 
 def test_planes_are_those_of_the_faces():
     points, sensors = noisy_box(1, 1500)
     rows, planes = searched(points)
-    normals, shift = spread_planes(points, rows, planes.normals, planes.noise, sensors)
+    normals, shift = propagate_planes(points, rows, planes.normals, planes.noise, sensors)
 
     def off(by):
         return ((points + by).abs().amax(-1) - 0.8).abs().median()
@@ -78,7 +78,7 @@ def test_sensors_keep_the_sides_of_a_board_apart_that_is_as_thin_as_the_noise():
     sensors = torch.tensor([0.6, 0.0, 0.8]) * torch.where(upper, 1.0, -1.0)[:, None].expand(1, -1, 3)
     rows, planes = searched(points)
     height = {
-        known: points[..., 2] + spread_planes(points, rows, planes.normals, planes.noise, seen)[1][..., 2]
+        known: points[..., 2] + propagate_planes(points, rows, planes.normals, planes.noise, seen)[1][..., 2]
         for known, seen in (("sensors", sensors), ("nothing", None))
     }
     apart = {known: one[:, upper].median() - one[:, ~upper].median() for known, one in height.items()}
@@ -99,7 +99,7 @@ def test_narrow_faces_take_directions_of_wide_ones(monkeypatch):
     rows, planes = searched(cloud[None])
 
     def right():
-        normals, _ = spread_planes(cloud[None], rows, planes.normals, planes.noise)
+        normals, _ = propagate_planes(cloud[None], rows, planes.normals, planes.noise)
         return (normals[0, :900, 2][narrow].abs() > 0.99).float().mean()
 
     with_directions = right()
@@ -113,7 +113,7 @@ def test_clouds_without_noise_stay_and_points_that_are_not_finite_hurt_no_others
     points, sensors = (tensor.to(device) for tensor in noisy_box(2, 300))
     rows, planes = searched(points)
     noise = torch.tensor([0.0, 0.01], device=device).view(2, 1, 1)
-    normals, shift = spread_planes(points, rows, planes.normals, noise, sensors)
+    normals, shift = propagate_planes(points, rows, planes.normals, noise, sensors)
     assert torch.equal(normals[0], planes.normals[0])
     assert not shift[0].any()
     assert shift[1].any()
@@ -123,17 +123,17 @@ def test_clouds_without_noise_stay_and_points_that_are_not_finite_hurt_no_others
     without[1, 9] = 0
     others = torch.arange(300, device=device) != 7
     points[1, 7] = torch.nan
-    got = [one[1:, others] for one in spread_planes(points, few, without, noise, sensors)]
+    got = [one[1:, others] for one in propagate_planes(points, few, without, noise, sensors)]
     kept = few[1:, others]
     points, without, sensors = (one[1:, others] for one in (points, without, sensors))
-    expected = spread_planes(points, torch.where(kept > 7, kept - 1, kept), without, noise[1:], sensors)
+    expected = propagate_planes(points, torch.where(kept > 7, kept - 1, kept), without, noise[1:], sensors)
     torch.testing.assert_close(got, list(expected), atol=1e-6, rtol=1e-4)
 
 
 def test_the_dtype_is_that_of_the_points_and_nothing_has_gradients():
     points, sensors = (tensor.double().requires_grad_() for tensor in noisy_box(1, 100))
     rows, planes = searched(points)
-    for result in spread_planes(points, rows, planes.normals, planes.noise, sensors):
+    for result in propagate_planes(points, rows, planes.normals, planes.noise, sensors):
         assert result.dtype == torch.float64
         assert not result.requires_grad
 
@@ -142,5 +142,5 @@ def test_one_graph_holds_it():
     points, sensors = noisy_box(1, 100)
     rows, planes = searched(points)
     inputs = points, rows, planes.normals, planes.noise, sensors
-    compiled = torch.compile(spread_planes, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*inputs), spread_planes(*inputs))
+    compiled = torch.compile(propagate_planes, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*inputs), propagate_planes(*inputs))
