@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pointproj.config import Config, KnnConfig
+from pointproj.config.networks import AttentionConfig
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.geometry.meshes import query_grid
@@ -314,6 +315,13 @@ def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeyp
     monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
     monkeypatch.setattr(loop, "resolve", unusable)
     with pytest.raises(BackendUnavailable, match="not here"):
+        train(config, RunFolder(tmp_path))
+
+
+def test_a_network_whose_operator_the_backend_lacks_fails_before_data_is_read(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
+    config.projector, config.backend.name = AttentionConfig(), "warp"
+    with pytest.raises(BackendUnavailable, match="'warp': has no attend operator; use one of native, torch"):
         train(config, RunFolder(tmp_path))
 
 
