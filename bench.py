@@ -25,9 +25,9 @@ def bench(composed: DictConfig) -> None:
     """Run the benchmark that was composed."""
     try:
         config = to_bench_config(composed)
-        from pointproj.benchmark.run import run
+        from pointproj.benchmark.run import run_benchmark
 
-        run(config)
+        run_benchmark(config)
         distributed.leave()
     except Exception as error:
         if not is_user_error(error):

@@ -1,7 +1,7 @@
 """What is called in each mode, and how in each execution; benchmarks/README.md lists both.
 
-Every call returns all that it computes, as the functions of a contender do: a compiled function computes
-nothing that it does not return, so no result is picked or dropped here.
+Every call returns all that it computes. A compiler leaves out what a function does not return, so a call that
+returned a part would do a part of the work.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import LIST_SUMS, NETWORK, SUMS
-from pointproj.benchmark.peers import Contender
-from pointproj.benchmark.workloads import Question
+from pointproj.benchmark.implementations import Implementation
+from pointproj.benchmark.workloads import Inputs
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.training.losses import loss_function
 from pointproj.training.optimizers import build_optimizer
@@ -26,11 +26,11 @@ Call = Callable[[], Any]
 
 
 class Calls:
-    """The calls of one contender on one question."""
+    """The calls of one implementation on one set of inputs."""
 
-    def __init__(self, contender: Contender, question: Question) -> None:
-        self.contender, self.question = contender, question
-        self.device = question.problem.query_points.device
+    def __init__(self, implementation: Implementation, inputs: Inputs) -> None:
+        self.implementation, self.inputs = implementation, inputs
+        self.device = inputs.problem.query_points.device
         self._step, self._function = cache(self._make_step), cache(_function)
 
     def make(self, mode: str, execution: str) -> Call:
@@ -47,13 +47,13 @@ class Calls:
 
     @cached_property
     def leaves(self) -> tuple[Tensor, ...]:
-        """The question's tensors."""
-        return tuple(tensor.detach().clone().requires_grad_() for tensor in self.question.tensors)
+        """The inputs' tensors."""
+        return tuple(tensor.detach().clone().requires_grad_() for tensor in self.inputs.tensors)
 
     @cached_property
     def upstream(self) -> Tensor:
         """The gradient of the loss by the result; calls read it in place, also those that were captured."""
-        problem = self.question.problem
+        problem = self.inputs.problem
         return problem.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
 
     def step(self, execution: str) -> TrainingStep:
@@ -64,7 +64,7 @@ class Calls:
 
     def _make_step(self, compiled: bool) -> TrainingStep:
         torch.manual_seed(SEED)
-        model = self.contender.network(self.question).to(self.device)
+        model = self.implementation.network(self.inputs).to(self.device)
         settings = OptimizerConfig(name="adam", lr=1e-3)
         capturable = compiled and self.device.type == "cuda"
         optimizer = build_optimizer(settings, model.parameters(), capturable=capturable)
@@ -72,31 +72,31 @@ class Calls:
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
-        """What a step takes: the question's one cloud, and a random target."""
-        query, points = self.question.points
+        """What a step takes: the inputs' one cloud, and a random target."""
+        query, points = self.inputs.points
         target = torch.randn(1, len(query), generator=torch.Generator().manual_seed(SEED)).to(self.device)
         return {"query_points": query, "reference_points": points[None], "target": target}
 
     def _found(self, mode: str, compiled: bool) -> Call:
-        find, question = self.contender.find, self.question
+        find, inputs = self.implementation.find, self.inputs
         if mode == "search":
-            index = find["build"](question)
-            return lambda: find["knn"](question, index)
-        return _function(lambda: find[mode](question), compiled)
+            index = find["build"](inputs)
+            return lambda: find["knn"](inputs, index)
+        return _function(lambda: find[mode](inputs), compiled)
 
     def _sums(self, mode: str, compiled: bool) -> Call:
-        contender, question = self.contender, self.question
-        function = pointproj.aggregate if mode in LIST_SUMS else contender.aggregate
+        implementation, inputs = self.implementation, self.inputs
+        function = pointproj.aggregate if mode in LIST_SUMS else implementation.aggregate
         function = self._function(function, compiled)
         if mode == "aggregate":
-            return lambda: function(question, *question.tensors)
-        leaves, given = self.leaves, (question, *self.leaves)
+            return lambda: function(inputs, *inputs.tensors)
+        leaves, given = self.leaves, (inputs, *self.leaves)
         if mode in LIST_SUMS:
-            given = *leaves, contender.find[mode.removeprefix("aggregate_")](question)
+            given = *leaves, implementation.find[mode.removeprefix("aggregate_")](inputs)
         elif mode == "gradients":
-            points = [tensor.detach().clone().requires_grad_() for tensor in question.points]
-            sigma = torch.tensor(question.sigma, device=self.device, requires_grad=True)
-            moved = question._replace(problem=Problem(*points, *question.problem[2:]), sigma=sigma)
+            points = [tensor.detach().clone().requires_grad_() for tensor in inputs.points]
+            sigma = torch.tensor(inputs.sigma, device=self.device, requires_grad=True)
+            moved = inputs._replace(problem=Problem(*points, *inputs.problem[2:]), sigma=sigma)
             leaves, given = (*self.leaves, *points, sigma), (moved, *self.leaves)
 
         def with_gradients() -> tuple[Tensor, ...]:

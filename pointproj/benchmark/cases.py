@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Clouds = Callable[[torch.Generator], tuple[Tensor, Tensor]]  # -> query, reference points in float64
+MakePoints = Callable[[torch.Generator], tuple[Tensor, Tensor]]  # -> query, reference points in float64
 
 
 class Problem(NamedTuple):
@@ -53,7 +53,7 @@ class Case:
     """
 
     id: str
-    clouds: Clouds
+    make_points: MakePoints
     k: int | None = 4
     radius: float | None = 0.4
     sigma: float = 0.1
@@ -74,7 +74,7 @@ class Case:
     def problem(self, device: torch.device | str = "cpu", seed: int = 0) -> Problem:
         """The tensors, the same for the same seed on every device."""
         generator = torch.Generator().manual_seed(seed)
-        query, reference = self.clouds(generator)
+        query, reference = self.make_points(generator)
         features = torch.randn(len(reference), self.channels, generator=generator, dtype=torch.float64)
         tensors = [query.to(self.positions), reference.to(self.positions), features.to(self.features)]
         if self.batch:
@@ -84,12 +84,12 @@ class Case:
         return Problem(*(t.to(device) for t in tensors))
 
 
-def gaussian(queries: int, references: int) -> Clouds:
+def gaussian(queries: int, references: int) -> MakePoints:
     """References standard normal, queries uniform in [-1, 1]^3."""
     return lambda g: (cube(g, queries), torch.randn(references, 3, generator=g, dtype=torch.float64))
 
 
-def grid_in_gaussian(side: int, references: int) -> Clouds:
+def grid_in_gaussian(side: int, references: int) -> MakePoints:
     """A query grid on [-1, 1]^3 in a standard normal cloud."""
     axis = torch.linspace(-1, 1, side, dtype=torch.float64)
     grid = torch.cartesian_prod(axis, axis, axis)

@@ -15,7 +15,7 @@ ALLOWED = 1.03  # a row with a larger ratio is slower
 
 
 def report(before: list[Row], after: list[Row]) -> str:
-    """Markdown: a summary by workload and contender, all rows, slowest first, and rows timed only before.
+    """Markdown: a summary by workload and implementation, then all rows, then those timed only before.
 
     ValueError if the rows of a list are not of one run, or no row has a time in both.
     """
@@ -45,8 +45,8 @@ def report(before: list[Row], after: list[Row]) -> str:
 
 def _summary(ratios: dict[Row, float]) -> list[str]:
     groups: dict[str, list[float]] = {}
-    for row in sorted(ratios, key=lambda row: (row.workload, row.contender)):
-        groups.setdefault(f"{row.workload}, {row.contender}", []).append(ratios[row])
+    for row in sorted(ratios, key=lambda row: (row.workload, row.implementation)):
+        groups.setdefault(f"{row.workload}, {row.implementation}", []).append(ratios[row])
     groups["all"] = [*ratios.values()]
     lines = []
     for name, of in groups.items():
@@ -57,7 +57,7 @@ def _summary(ratios: dict[Row, float]) -> list[str]:
 
 def _name(row: Row) -> str:
     what = f"{row.workload} {row.operator}, {row.references:,} points"
-    return f"{what}, {row.contender}, {row.mode}, {row.execution}"
+    return f"{what}, {row.implementation}, {row.mode}, {row.execution}"
 
 
 def main(arguments: Sequence[str]) -> None:

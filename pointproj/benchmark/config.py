@@ -24,7 +24,7 @@ MODES = (*SEARCH, *SUMS, *NETWORK, *OF_LISTS, "farthest", "import", "first_step"
 EXECUTIONS = ("eager", "compiled", "captured")
 DEVICES = ("auto", "cpu", "cuda")
 ALLOCATORS = ("torch", "rmm")
-WITH_RMM = " + RMM"  # ends the name of a contender whose GPU memory RMM allocates
+WITH_RMM = " + RMM"  # ends the name of an implementation whose GPU memory RMM allocates
 
 
 @dataclass

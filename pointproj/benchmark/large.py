@@ -14,11 +14,11 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_names, missing_backend
+from pointproj.benchmark.implementations import OURS
 from pointproj.benchmark.parity import relative_error
-from pointproj.benchmark.peers import OURS
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, one_row
 from pointproj.benchmark.results import MISSING, SKIPPED, Row
+from pointproj.benchmark.selection import backend_names, missing_backend
 from pointproj.benchmark.timing import measure
 from pointproj.ops import sharded
 from pointproj.ops.specification import reference
@@ -40,7 +40,7 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     of_all |= {"queries": queries, "references": references, "radius": radius_for(references)}
     for name in backend_names(config.backends, "radius"):
         for mode in ("aggregate", "operator"):
-            yield from one_row(config, partial(_measured, name), contender=name, mode=mode, **of_all)
+            yield from one_row(config, partial(_measured, name), implementation=name, mode=mode, **of_all)
 
 
 def _measured(backend: str, recorder: Recorder, blank: Row) -> Row:

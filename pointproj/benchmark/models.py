@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.implementations import OURS, import_failure
 from pointproj.benchmark.parity import relative_error
-from pointproj.benchmark.peers import OURS, import_failure
 from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error, one_row
 from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
@@ -36,7 +36,9 @@ class Model(NamedTuple):
 
     imports: str
     make: Callable[[bool, int | None, torch.device], Made]
-    seconds_on_cpu: dict[tuple[str, int], float]  # of each contender and number of points that is measured
+    seconds_on_cpu: dict[
+        tuple[str, int], float
+    ]  # of each implementation and number of points that is measured
     columns: dict[str, Any]  # of all rows
     executions: tuple[str, ...] = ("eager",)
 
@@ -118,9 +120,13 @@ MODELS = {"gino": GINO, "geotransolver": GEOTRANSOLVER}
 def parts(config: BenchConfig, name: str) -> Iterator[Part]:
     """One for each row of a model."""
     model = MODELS[name]
-    for contender, points in model.seconds_on_cpu:
-        ours = contender == "pointproj"
-        of = {"contender": contender, "package": contender, "kind": "backend" if ours else "peer"}
+    for implementation, points in model.seconds_on_cpu:
+        ours = implementation == "pointproj"
+        of = {
+            "implementation": implementation,
+            "package": implementation,
+            "kind": "backend" if ours else "peer",
+        }
         of |= {"workload": name, "operator": "radius", "mode": "step", "queries": points, **model.columns}
         for execution in model.executions:
             measured = partial(_measured, model, ours)
@@ -130,7 +136,7 @@ def parts(config: BenchConfig, name: str) -> Iterator[Part]:
 def _measured(model: Model, ours: bool, recorder: Recorder, blank: Row) -> Row:
     device, points = recorder.device, blank.references
     if device.type == "cpu":
-        recorder.limits.refuse_if_slow(model.seconds_on_cpu[blank.contender, points])
+        recorder.limits.refuse_if_slow(model.seconds_on_cpu[blank.implementation, points])
     if missing := import_failure(model.imports):
         raise NoTime(MISSING, missing)
     before, error = 0, None

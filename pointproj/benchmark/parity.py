@@ -1,4 +1,4 @@
-"""The error of a contender's result against :mod:`pointproj.ops.specification.reference`.
+"""The error of an implementation's result against :mod:`pointproj.ops.specification.reference`.
 
 The reference compares all pairs, so of large problems a random part of the queries is checked. For the
 features' gradient, the upstream gradient is then zero on all other queries.
@@ -14,9 +14,9 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import LIST_SUMS, NETWORK
-from pointproj.benchmark.libraries import attention_by_einsum
-from pointproj.benchmark.peers import Contender, Nearest, Pairs
-from pointproj.benchmark.workloads import Question, Workload
+from pointproj.benchmark.implementations import FoundPairs, Implementation, Nearest
+from pointproj.benchmark.peers import attention_by_einsum
+from pointproj.benchmark.workloads import Inputs, Workload
 from pointproj.ops.specification import reference
 
 PAIRS = {"cuda": 2**28, "cpu": 2**23}
@@ -27,13 +27,13 @@ WRONG = float("inf")
 
 
 class Expected:
-    """The reference's results on some of the queries of a question."""
+    """The reference's results on some of the queries of a workload."""
 
-    def __init__(self, workload: Workload, question: Question) -> None:
-        self.workload, self.question = workload, question
-        self.query, self.points, self.features = (of.flatten(0, -2) for of in question.problem[:3])
+    def __init__(self, workload: Workload, inputs: Inputs) -> None:
+        self.workload, self.inputs = workload, inputs
+        self.query, self.points, self.features = (of.flatten(0, -2) for of in inputs.problem[:3])
         self.device = self.query.device
-        ranges, generator = question.problem.ranges(), torch.Generator().manual_seed(1)
+        ranges, generator = inputs.problem.ranges(), torch.Generator().manual_seed(1)
         budget = PAIRS[self.device.type] // len(ranges)
         fewest = FEWEST_QUERIES if len(ranges) == 1 else 1
         self.rows, self.clouds = [], [slice(own.start, own.stop) for _, own in ranges]
@@ -46,13 +46,13 @@ class Expected:
 
     def error(self, calls: Calls, mode: str, execution: str, result: Any) -> float | None:
         """The error of what a call of this mode returned; None of an index, which its searches show."""
-        contender = calls.contender
-        if not contender.compared or mode == "build":
+        implementation = calls.implementation
+        if not implementation.compared or mode == "build":
             return None
         if mode in ("knn", "search"):
-            return self.neighbors_error(result, check_distances=contender.kind == "backend")
+            return self.neighbors_error(result, check_distances=implementation.kind == "backend")
         if mode in ("padded", "csr"):
-            return self.pairs_error(mode, contender.read(result), contender)
+            return self.pairs_error(mode, implementation.read(result), implementation)
         if mode == "farthest":
             return self.farthest_error(result)
         if mode in NETWORK:
@@ -67,7 +67,7 @@ class Expected:
         Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
         return squared distances, or none: only those of backends are compared.
         """
-        k = self.question.k
+        k = self.inputs.k
         indices = found.indices.reshape(-1, k)[self.checked].long()
         if (indices.sort(dim=1).values.diff(dim=1) == 0).any():
             return WRONG  # one neighbour twice
@@ -81,30 +81,30 @@ class Expected:
     @cached_property
     def _nearest(self) -> Tensor:
         """The distances of the k nearest of the checked queries."""
-        k, clouds = self.question.k, zip(self.rows, self.clouds, strict=True)
+        k, clouds = self.inputs.k, zip(self.rows, self.clouds, strict=True)
         found = [reference.knn_search(self.query[rows], self.points[own], k) for rows, own in clouds]
         return self._distances(torch.cat(found))
 
     def _distances(self, indices: Tensor) -> Tensor:
         """(M, k) in fp64, nearest first, from the points themselves; inf where an index is out of range."""
-        size = self.question.points[1].shape[-2]  # of each cloud
-        first = self.checked[:, None] // self.question.points[0].shape[-2] * size
+        size = self.inputs.points[1].shape[-2]  # of each cloud
+        first = self.checked[:, None] // self.inputs.points[0].shape[-2] * size
         exists = (indices >= 0) & (indices < size)
         neighbors = self.points[torch.where(exists, first + indices, 0)].double()
         distances = (self.query[self.checked][:, None].double() - neighbors).norm(dim=-1)
         return torch.where(exists, distances, torch.inf).sort(dim=1).values
 
-    def pairs_error(self, mode: str, found: Pairs, contender: Contender) -> float:
+    def pairs_error(self, mode: str, found: FoundPairs, implementation: Implementation) -> float:
         """The largest error of a distance in a list of all queries, relative to the radius.
 
         Distances that were returned are compared with those of the indices, and these with those of the
         nearest, if the nearest had to be found. The error is inf if a query has too many or too few
         neighbours, one that does not exist, or one twice, or if its count is wrong.
         """
-        rows, radius = self.checked, self.question.radius
-        most = self.question.k if mode == "padded" else None
+        rows, radius = self.checked, self.inputs.radius
+        most = self.inputs.k if mode == "padded" else None
         exact = self._pairs
-        if not contender.itself:
+        if not implementation.itself:
             own = rows[:, None] == torch.arange(exact.shape[1], device=self.device)
             exact = exact.masked_fill(own, torch.inf)
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
@@ -127,7 +127,7 @@ class Expected:
         errors = [(got - radius).clamp(min=0.0)]
         if found.distances is not None:
             errors.append((found.distances[checked].double() - got).abs())
-        if contender.nearest and most is not None:
+        if implementation.nearest and most is not None:
             chosen = exact.where(taken, torch.inf).topk(most, largest=False).values
             nearest = exact.topk(most, largest=False).values
             errors.append((chosen - nearest).abs()[chosen.isfinite()])
@@ -172,7 +172,7 @@ class Expected:
         aggregate = self._aggregate("operator")
         with torch.no_grad():
             hidden = model.reference_mlp(self.points)
-            sums = aggregate(self.query[rows], self.points, hidden, self.question.sigma)
+            sums = aggregate(self.query[rows], self.points, hidden, self.inputs.sigma)
             return relative_error(prediction[:, rows], model.query_mlp(sums).T)
 
     def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
@@ -191,16 +191,16 @@ class Expected:
 
     def _attention(self, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
         """In fp64, of the checked queries."""
-        rows, lists = self.checked, self.question.neighbors
+        rows, lists = self.checked, self.inputs.neighbors
         lists = pointproj.Neighbors(lists.indices[rows], lists.distances[rows])
-        leaves = [tensor.double().requires_grad_() for tensor in self.question.tensors]
+        leaves = [tensor.double().requires_grad_() for tensor in self.inputs.tensors]
         query, *others = leaves
-        values = attention_by_einsum(self.question._replace(neighbors=lists), query[rows], *others)
+        values = attention_by_einsum(self.inputs._replace(neighbors=lists), query[rows], *others)
         return values.detach(), torch.autograd.grad(values, leaves, self._numbers[rows].double())
 
     def _by_reference(self, form: str) -> tuple[Tensor, list[Tensor]]:
         aggregate, values = self._aggregate(form), []
-        sigma = self.query.new_tensor(self.question.sigma)
+        sigma = self.query.new_tensor(self.inputs.sigma)
         tensors = self.features, self.query, self.points, sigma
         features, query, points, sigma = leaves = [of.detach().clone().requires_grad_() for of in tensors]
         for rows, own in zip(self.rows, self.clouds, strict=True):
@@ -213,13 +213,13 @@ class Expected:
 
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""
-        asked = self.question
+        inputs = self.inputs
         if form == "aggregate_padded":
-            nearest = {"k": asked.k, "max_radius": asked.radius, "backend": "torch"}
+            nearest = {"k": inputs.k, "max_radius": inputs.radius, "backend": "torch"}
             return lambda *tensors: pointproj.knn_aggregate(*tensors[:3], **nearest, sigma=tensors[3])
         if self.workload.operator == "knn":
-            return lambda *tensors: reference.knn_aggregate(*tensors[:3], asked.k, tensors[3])
-        return lambda *tensors: reference.radius_aggregate(*tensors[:3], asked.radius, tensors[3])
+            return lambda *tensors: reference.knn_aggregate(*tensors[:3], inputs.k, tensors[3])
+        return lambda *tensors: reference.radius_aggregate(*tensors[:3], inputs.radius, tensors[3])
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:

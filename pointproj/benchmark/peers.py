@@ -1,155 +1,364 @@
-"""What a contender is: one of our backends, or another library that does the same work.
+"""The peers: what each library finds in one small function, and the table of them.
 
-Its functions take a :class:`~pointproj.benchmark.workloads.Question`, and return all that a user's call
-returns. What a compiled function leaves out, the compiler does not compute: a time of half the results would
-be of half the work. :mod:`pointproj.benchmark.libraries` is the table of the other libraries.
+Adding a peer means adding a function and its entry; :func:`peer` says what it takes and returns.
 """
 
+import contextlib
 import functools
 import importlib
-import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from pointproj.benchmark.cases import Problem
-from pointproj.benchmark.config import NETWORK, SUMS
-from pointproj.benchmark.workloads import Question
-from pointproj.nn.projector import CloudEncoding, Projector
-from pointproj.runtime.errors import first_line
+from pointproj.benchmark import implementations
+from pointproj.benchmark.config import EXECUTIONS, NETWORK, SUMS
+from pointproj.benchmark.implementations import ALL_PAIRS, FoundPairs, Implementation, Nearest, padded_pairs
+from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Inputs
 
-HIDDEN = 25
-OURS, THEIRS = 1e-4, 1e-3  # errors allowed
-THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
+MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
+BOTH = ("cpu", "cuda")
 
-ALL_PAIRS = {"cuda": 1e10, "cpu": 7e7}  # a second, of torch; on a CPU of each thread
-SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers, by name: (query points, reference points, k)
-
-
-class Nearest(NamedTuple):
-    """The k nearest of every query, as a library returns them: in its own integers, perhaps squared."""
-
-    distances: Float[Tensor, "*queries k"] | None
-    indices: Int[Tensor, "*queries k"]
-
-
-class Pairs(NamedTuple):
-    """A list of neighbours in any order; None for what a library does not return."""
-
-    queries: Int[Tensor, " pairs"]
-    indices: Int[Tensor, " pairs"]
-    distances: Float[Tensor, " pairs"] | None = None
-    counts: Int[Tensor, " q"] | None = None  # all within the radius, also those that were left out
-
-
-@dataclass(frozen=True)
-class Contender:
-    """What the benchmark calls: one of our backends, or another library."""
-
-    name: str  # in the results
-    package: str  # the distribution whose version is noted
-    # By mode; a backend's "knn" takes the index that its "build" made, too.
-    find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    aggregate: Callable[..., Tensor] | None = None  # of a question and its tensors
-    kind: str = "peer"  # backend | peer
-    operator: str = "radius"  # knn | radius | farthest_points | attend: for which it is asked
-    modes: tuple[str, ...] = ()  # which of a workload's are called
-    executions: tuple[str, ...] = ("eager",)
-    imports: tuple[str, ...] = ()  # what must be importable
-    devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
-    missing: str | None = None  # why it cannot run here
-    batched: bool = False  # whether it takes dense batches too
-    # Where time grows with queries times references: about how many pairs a second, as of ALL_PAIRS.
-    brute_force: Mapping[str, float] = field(default_factory=dict)
-    bytes_per_pair: float = 0.0  # memory that grows so as well
-    read: Callable[[Any], Pairs] | None = None  # lists as it returns them to pairs
-    returns: str = ""  # what its results are, where that is something else than ours
-    nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
-    itself: bool = True  # whether a point is a neighbour of itself
-    compared: bool = True  # false if it computes something else
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Those of its rows."""
-        return {"contender": self.name, "kind": self.kind, "package": self.package}
-
-    def allowed(self, mode: str) -> float:
-        """The largest error of a result."""
-        if self.kind == "backend" or self.operator == "attend":
-            return OURS
-        return THEIR_SUMS if "knn" in self.find and mode in (*SUMS, *NETWORK) else THEIRS
-
-    def not_installed(self) -> str | None:
-        """None if what it needs can be imported, else one line with the reason."""
-        return next(filter(None, map(import_failure, self.imports)), None)
-
-    def network(self, asked: Question) -> Projector:
-        """A projector, of other libraries its MLPs around their aggregation."""
-        kind = "knn" if asked.radius is None else "radius"
-        of = {"kind": kind, "k": asked.k, "radius": asked.radius, "sigma": asked.sigma}
-        if self.kind == "backend":
-            return Projector(**of, hidden_channels=HIDDEN, backend=self.name)
-        return PeerNetwork(self, asked, **of, hidden_channels=HIDDEN, backend="torch")
+_SUMMED = (*SUMS[:2], *NETWORK)
+# What a peer finds: its operator, and the modes that are called.
+_FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
+    **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest_points", ("farthest",))},
+    **{"padded": ("radius", ("padded",)), "csr": ("radius", ("csr",))},
+}
+# Distribution, what must be importable, and the types of devices that it runs on.
+_LIBRARIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "tutorial torch": ("torch", (), BOTH),
+    "gather + SDPA": ("torch", (), BOTH),
+    "gather + einsum": ("torch", (), BOTH),
+    "PhysicsNeMo": ("nvidia-physicsnemo", ("physicsnemo.nn.functional",), BOTH),
+    "cuML": ("cuml-cu13", ("cuml", "cupy", "rmm"), BOTH[1:]),
+    "cupyx KDTree": ("cupy-cuda13x", ("cupyx.scipy.spatial",), BOTH[1:]),
+    "jz-tree": ("jztree", ("jztree",), BOTH[1:]),
+    "torchbvh": ("torchbvh", ("torchbvh",), BOTH[1:]),
+    "torch-cluster": ("torch-cluster", ("torch_cluster",), BOTH),
+    "nvalchemiops": ("nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH),
+    "KeOps": ("pykeops", ("pykeops.torch",), BOTH),
+    "scipy cKDTree": ("scipy", ("scipy.spatial",), BOTH[:1]),
+    "pykdtree": ("pykdtree", ("pykdtree.kdtree",), BOTH[:1]),
+}
 
 
-class PeerNetwork(Projector):
-    """The projector with a peer's aggregation between its two MLPs, for one cloud."""
+def peer(name: str, finds: str, function: Callable, returns: str = "", **properties: Any) -> Implementation:
+    """An entry of the table; ``properties`` are further fields of :class:`Implementation`.
 
-    def __init__(self, peer: Contender, asked: Question, **of: Any) -> None:
-        super().__init__(**of)
-        self.peer, self.asked = peer, asked
-
-    def decode(self, query_points: Tensor, encoding: CloudEncoding, **_: Any) -> Tensor:
-        """(Q, 3) and what the first MLP gives for (1, N, 3) to (1, Q, 1)."""
-        points, hidden = encoding.reference_points[0], encoding.features[0]
-        asked = self.asked._replace(problem=Problem(query_points, points, hidden))
-        return self.query_mlp(self.peer.aggregate(asked, hidden))[None]
-
-
-@functools.cache
-def import_failure(module: str) -> str | None:
-    """None if a module can be imported, else one line with the reason."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
-    for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
-        try:
-            importlib.import_module(module)
-            return None
-        except Exception as error:  # broken installations raise all sorts
-            failure = f"{module} cannot be imported: {first_line(error)}"
-    return failure
-
-
-@torch.library.custom_op("pointproj_benchmark::peer_search", mutates_args=())
-def _peer_search(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    return SEARCHES[name](query_points, reference_points, k)[1].long().contiguous()
-
-
-@_peer_search.register_fake
-def _(query_points: Tensor, reference_points: Tensor, k: int, name: str) -> Tensor:
-    return query_points.new_empty((query_points.shape[0], k), dtype=torch.int64)
-
-
-def gather_aggregate(name: str, asked: Question, features: Tensor) -> Tensor:
-    """What users write around a neighbour search: gather, softmax of -distance / sigma, weighted sum."""
-    query, points = asked.points
-    if torch.compiler.is_compiling():
-        rows = _peer_search(query, points, asked.k, name)
+    ``finds`` says what the function takes and returns. ``knn`` takes query points, reference points and k. It
+    returns distances (perhaps None) and indices; torch gathers the features and sums them. All others take
+    :class:`Inputs`. ``farthest`` returns rows in the order chosen, ``padded`` and ``csr`` what ``read`` turns
+    into pairs. ``knn_sums``, ``sums`` and ``attend`` also take the inputs' tensors, and return aggregated
+    features.
+    """
+    package, imports, devices = _LIBRARIES[name]
+    operator, modes = _FINDS[finds]
+    facts = {"imports": imports, "devices": devices, "operator": operator, "modes": modes, "returns": returns}
+    if finds == "knn":
+        implementations.SEARCHES[name] = function
+        facts["find"] = {finds: lambda inputs: Nearest(*function(*inputs.points, inputs.k))}
+        facts |= {"aggregate": partial(implementations.gather_aggregate, name), **TRACED}
+    elif "sums" in finds or finds == "attend":
+        facts["aggregate"] = function
     else:
-        rows = SEARCHES[name](query, points, asked.k)[1].long()
-    weights = torch.softmax(-(query[:, None] - points[rows]).norm(dim=-1) / asked.sigma, dim=-1)
+        facts["find"] = {finds: function}
+    return Implementation(name, package, **facts | properties)
+
+
+def _sum_pairs(inputs: Inputs, features: Tensor, queries: Tensor, rows: Tensor) -> Tensor:
+    """Weighted means over pairs (queries[m], rows[m]) in any order."""
+    query, reference = inputs.points
+    weights = (-(query[queries] - reference[rows]).norm(dim=-1) / inputs.sigma).exp()
+    sums = features.new_zeros(len(query), features.shape[1])
+    sums = sums.index_add(0, queries, weights[:, None] * features[rows])
+    totals = weights.new_zeros(len(query)).index_add(0, queries, weights)
+    return sums / totals.clamp(min=torch.finfo(totals.dtype).tiny)[:, None]
+
+
+def tutorial_knn(inputs: Inputs, features: Tensor) -> Tensor:
+    """All pairs, their distances, the k smallest of each row."""
+    query, reference = inputs.points
+    distances, rows = (query[:, None] - reference[None]).norm(dim=-1).topk(inputs.k, dim=-1, largest=False)
+    weights = torch.softmax(-distances / inputs.sigma, dim=-1)
     return (weights[..., None] * features[rows]).sum(1)
 
 
-def padded_pairs(
-    indices: Int[Tensor, "q k"],
-    exists: Bool[Tensor, "q k"],
-    distances: Float[Tensor, "q k"] | None = None,
-    counts: Int[Tensor, " q"] | None = None,
-) -> Pairs:
-    """Pairs of a padded list."""
-    queries = exists.nonzero()[:, 0]
-    return Pairs(queries, indices[exists].long(), None if distances is None else distances[exists], counts)
+def tutorial_radius(inputs: Inputs, features: Tensor) -> Tensor:
+    """Softmax over all points, masked by the radius and divided by the sum that is left."""
+    query, reference = inputs.points
+    distances = (query[:, None] - reference[None]).norm(dim=-1)
+    weights = torch.softmax(-distances / inputs.sigma, dim=-1) * (distances <= inputs.radius)
+    return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
+
+
+def _gathered(inputs: Inputs, *tensors: Tensor) -> list[Tensor]:
+    """Queries (N, H, D), and keys and values of the neighbours (N, K, H, D)."""
+    query, *others = (tensor.unflatten(-1, (HEADS, -1)) for tensor in tensors)
+    return [query, *(other[inputs.neighbors.indices] for other in others)]
+
+
+def attention_by_torch(inputs: Inputs, *tensors: Tensor) -> Tensor:
+    """Torch's own function, with a row of one query for each point and head."""
+    query, keys, values = _gathered(inputs, *tensors)
+    found = scaled_dot_product_attention(query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
+    return found[:, :, 0].flatten(1)
+
+
+def attention_by_einsum(inputs: Inputs, *tensors: Tensor) -> Tensor:
+    """Products, softmax and sums written out, for a compiler to fuse."""
+    query, keys, values = _gathered(inputs, *tensors)
+    weights = torch.einsum("nhd,nkhd->nkh", query / math.sqrt(query.shape[-1]), keys).softmax(1)
+    return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
+
+
+@functools.cache
+def _physicsnemo_block(device: torch.device) -> Callable:
+    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
+    block = _of(f"{BLOCK}.LocalPointTransformerBlock")(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
+    return block.to(device).requires_grad_(False)._attend
+
+
+def physicsnemo_attention(inputs: Inputs, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The attention of its block alone, which makes its own values: neither search nor what follows."""
+    points, rows = inputs.points[0], inputs.neighbors.indices
+    return _physicsnemo_block(query.device)(query, keys, points, points, rows, None)
+
+
+def _of(path: str) -> Any:
+    """What a library has under this name; it is imported when it is called."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cuml.neighbors")  # PhysicsNeMo uses it without importing it
+    indices, distances = _of("physicsnemo.nn.functional.knn")(reference, query, k)
+    return distances, indices
+
+
+def _physicsnemo_search(inputs: Inputs, **options: Any) -> Any:
+    query, reference = inputs.points
+    return _of("physicsnemo.nn.functional.radius_search")(reference, query, inputs.radius, **options)
+
+
+def physicsnemo_radius(inputs: Inputs, features: Tensor) -> Tensor:
+    """All pairs within the radius, none truncated; weights and sums in torch."""
+    pairs = _physicsnemo_search(inputs)
+    return _sum_pairs(inputs, features, *(pairs[0] if isinstance(pairs, tuple) else pairs).long())
+
+
+def physicsnemo_padded(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Indices, points and distances."""
+    return _physicsnemo_search(inputs, max_points=inputs.k, return_dists=True, return_points=True)
+
+
+def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> FoundPairs:
+    """Slots that are not used hold index 0 as well, but the origin as its point."""
+    indices, points, distances = found
+    return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    """The same memory as arrays of CuPy on a GPU, and of numpy elsewhere."""
+    made = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
+    return [made(tensor.detach()) for tensor in tensors]
+
+
+def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor]:
+    """Build the tree of a library with scipy's interface, and query it on all cores or on the GPU."""
+    query, reference = _arrays(query, reference)
+    found = _of(path)(reference).query(query, k, **options)
+    distances, indices = (torch.from_dlpack(part.reshape(-1, k)) for part in found)
+    return distances, indices.long()
+
+
+def _tree_padded(tree: Callable, inputs: Inputs) -> tuple[Tensor, Tensor, int]:
+    """Distances, indices and N, where an index of N is none."""
+    return *tree(*inputs.points, inputs.k, distance_upper_bound=inputs.radius), len(inputs.points[1])
+
+
+def cuml_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
+    query, reference = _arrays(query, reference)
+    made = _of("cuml.neighbors.NearestNeighbors")(n_neighbors=k, output_type="cupy")
+    return tuple(map(torch.from_dlpack, made.fit(reference).kneighbors(query)))
+
+
+def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
+    made = _of("jax.dlpack.from_dlpack")
+    same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
+    queries = None if same else made(query.detach())
+    distances, indices = _of("jztree.knn").knn.jit(made(reference.detach()), k, part_query=queries)
+    indices.block_until_ready()
+    return torch.from_dlpack(distances), torch.from_dlpack(indices)
+
+
+def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
+    found = next(able for able in (4, 8, 16) if able >= k)
+    with _of("torchbvh.BVH")(reference.detach()) as tree:
+        indices, squared = tree.knn(query.detach(), found)
+    return squared[..., :k], indices[..., :k]
+
+
+def _keops_squared(query: Tensor, reference: Tensor) -> Any:
+    lazy = _of("pykeops.torch.LazyTensor")
+    if query.is_cuda and torch.version.cuda.startswith("13."):
+        raise RuntimeError("KeOps 2.3 ends the whole process with CUDA 13")
+    if query.is_cuda and not _of("pykeops.config.gpu_available"):  # it would read these addresses on the host
+        raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
+    queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
+    return ((lazy(queries) - lazy(points)) ** 2).sum(-1)
+
+
+def keops_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A lazy matrix of squared distances, reduced to the k smallest and their indices."""
+    return _keops_squared(query, reference).Kmin_argKmin(k, dim=query.ndim - 1)
+
+
+def keops_radius(inputs: Inputs, features: Tensor) -> Tensor:
+    """The whole formula in one lazy expression."""
+    squared, radius = _keops_squared(*inputs.points), inputs.radius
+    weights = (-squared.sqrt() / inputs.sigma).exp() * (radius * radius - squared).step()
+    sums = (weights * _of("pykeops.torch.LazyTensor")(features[None].contiguous())).sum(1)
+    return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
+
+
+def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The points of all clouds, and the cloud of each."""
+    if points.ndim == 2:
+        return points, None
+    clouds = torch.arange(len(points), device=points.device).repeat_interleave(points.shape[1])
+    return points.flatten(0, 1), clouds
+
+
+def torch_cluster_farthest(inputs: Inputs) -> Tensor:
+    """Every point is compared with each that was chosen."""
+    points, size = inputs.points[0], inputs.points[0].shape[-2]
+    rows = _of("torch_cluster.fps")(*_packed(points), ratio=inputs.k / size, random_start=False)
+    return rows.view(*points.shape[:-2], inputs.k) % size
+
+
+def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> tuple[None, Tensor]:
+    """One brute-force kernel, without distances."""
+    (queries, of_query), (points, of_points) = _packed(query), _packed(reference)
+    rows = _of("torch_cluster.knn")(points, queries, k, of_points, of_query)[1]
+    return None, rows.view(*query.shape[:-1], k) % reference.shape[-2]
+
+
+def _cluster_pairs(inputs: Inputs, most: int = MAX_IN_RADIUS) -> Tensor:
+    """One brute-force kernel."""
+    query, reference = inputs.points
+    return _of("torch_cluster.radius")(reference, query, inputs.radius, max_num_neighbors=most)
+
+
+def _nvalchemi(inputs: Inputs, most: int, *, pairs: bool = False) -> tuple[Tensor, ...]:
+    """Its cell list, of one set of points: indices, counts, shifts and distances; or made into pairs."""
+    options = {"method": "cell_list", "max_neighbors": most, "return_neighbor_list": pairs}
+    search = _of("nvalchemiops.torch.neighbors.neighbor_list")
+    return search(inputs.points[0], inputs.radius, return_distances=True, **options)
+
+
+def _scipy_pairs(inputs: Inputs) -> Any:
+    """The pairs of two trees and their distances as a structured array; without ``workers``."""
+    trees = [_of("scipy.spatial.cKDTree")(points) for points in _arrays(*inputs.points)]
+    return trees[0].sparse_distance_matrix(trees[1], inputs.radius, output_type="ndarray")
+
+
+def scipy_csr(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The distances between two trees."""
+    found = _scipy_pairs(inputs)
+    return tuple(torch.from_numpy(found[column].copy()) for column in "ijv")
+
+
+def scipy_radius(inputs: Inputs, features: Tensor) -> Tensor:
+    """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
+    found, dtype = _scipy_pairs(inputs), features.dtype
+    weights = torch.from_numpy(found["v"]).div(-inputs.sigma).exp().to(dtype).numpy()
+    sizes = [len(points) for points in inputs.points]
+    matrix = _of("scipy.sparse.csr_array")((weights, (found["i"], found["j"])), shape=sizes)
+    totals = matrix.sum(1).clip(min=torch.finfo(dtype).tiny)
+    return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
+
+
+class _SparseProduct(torch.autograd.Function):
+    """A constant scipy matrix times features."""
+
+    @staticmethod
+    def forward(ctx, features: Tensor, matrix) -> Tensor:
+        ctx.matrix = matrix
+        return torch.from_numpy(matrix @ features.detach().numpy()).to(features.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
+
+
+EAGER = {"executions": EXECUTIONS[:1]}  # no table shows how their networks run compiled
+TRACED = {"executions": EXECUTIONS[:2]}  # torch.compile can trace it
+PLAIN = {**TRACED, "brute_force": ALL_PAIRS}
+ON_GPU = {"brute_force": {"cuda": 1e11}}
+TILED = {"brute_force": {"cuda": 3e11}}
+GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
+FIRST_MET = {"nearest": False}
+# How what is returned is read.
+ROWS = {"read": lambda found: FoundPairs(found[0], found[1]), **ON_GPU}
+PAIRS = {"read": lambda found: FoundPairs(*found[0].long(), found[-1])}
+COUNTED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
+LISTED = {**PAIRS, "itself": False}
+BELOW = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
+
+BLOCK = "physicsnemo.nn.module.point_transformer_attention"
+VECTORS = "vector attention: a network scores each pair, with projections of its own"
+SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
+EXACT = "pairs of exact number, for which it waits"
+FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
+FIRST_OTHERS = "the first met, not the nearest, without the point itself; periodic shifts too; waits"
+ALL_OTHERS = f"{EXACT}, without the point itself; periodic shifts too"
+UNORDERED = "pairs, not in the order of the queries; one core"
+
+CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
+SCIPY = partial(_tree, "scipy.spatial.cKDTree", workers=-1)
+PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
+BVH_FARTHEST = lambda of: _of("torchbvh.fps")(of.points[0], of.k, mode="exact_bucketed").indices  # noqa: E731
+
+PEERS: list[Implementation] = [
+    peer("tutorial torch", "knn_sums", tutorial_knn, **PLAIN, bytes_per_pair=16.0),
+    peer("tutorial torch", "sums", tutorial_radius, **PLAIN, bytes_per_pair=110.0),
+    peer("gather + SDPA", "attend", attention_by_torch),
+    peer("gather + einsum", "attend", attention_by_einsum, **TRACED),
+    peer("PhysicsNeMo", "attend", physicsnemo_attention, VECTORS, imports=(BLOCK,), compared=False),
+    peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
+    peer("PhysicsNeMo", "sums", physicsnemo_radius),
+    peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
+    peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, **PAIRS),
+    peer("cuML", "knn", cuml_knn, **TILED),
+    peer("cupyx KDTree", "knn", CUPYX, **EAGER),
+    peer("jz-tree", "knn", jztree_knn, **EAGER),
+    peer("torchbvh", "knn", torchbvh_knn, **EAGER, batched=True),
+    peer("torchbvh", "farthest", BVH_FARTHEST, batched=True),
+    peer("torch-cluster", "farthest", torch_cluster_farthest, batched=True),
+    peer("torch-cluster", "knn", torch_cluster_knn, **GPU_ONLY, batched=True),
+    peer("torch-cluster", "sums", lambda of, f: _sum_pairs(of, f, *_cluster_pairs(of)), **GPU_ONLY),
+    peer("torch-cluster", "padded", lambda of: _cluster_pairs(of, of.k), FIRST_ROWS, **ROWS, **FIRST_MET),
+    peer("torch-cluster", "csr", lambda of: _cluster_pairs(of, of.most), "pairs; no distances", **ROWS),
+    peer("nvalchemiops", "padded", lambda of: _nvalchemi(of, of.k), FIRST_OTHERS, **COUNTED, **FIRST_MET),
+    peer("nvalchemiops", "csr", lambda of: _nvalchemi(of, of.most, pairs=True), ALL_OTHERS, **LISTED),
+    peer("KeOps", "knn", keops_knn, batched=True, brute_force=ALL_PAIRS | TILED["brute_force"]),
+    peer("KeOps", "sums", keops_radius, brute_force=ALL_PAIRS | TILED["brute_force"]),
+    peer("scipy cKDTree", "knn", SCIPY),
+    peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **BELOW),
+    peer("pykdtree", "knn", PYKDTREE),
+    peer("pykdtree", "padded", partial(_tree_padded, PYKDTREE), **BELOW),
+    peer("scipy cKDTree", "sums", scipy_radius),
+    peer("scipy cKDTree", "csr", scipy_csr, UNORDERED, read=lambda found: FoundPairs(*found)),
+]

@@ -59,8 +59,8 @@ def draw_tasks(path: Path, tasks: Mapping[str, Sequence[Row]]) -> Path | None:
 
 
 def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
-    labels = [f"{row.contender}, {row.execution}" for row in rows]
-    ax.barh(labels, [row.p50_ms for row in rows], color=[colours[row.contender] for row in rows])
+    labels = [f"{row.implementation}, {row.execution}" for row in rows]
+    ax.barh(labels, [row.p50_ms for row in rows], color=[colours[row.implementation] for row in rows])
     for place, row in enumerate(rows):
         ax.text(row.p50_ms, place, f" {short(row.p50_ms)}", va="center", fontsize=7)
     ax.set(xscale="log", xlim=(rows[-1].p50_ms / 2, rows[0].p50_ms * 4))
@@ -71,10 +71,10 @@ def _draw_bars(ax: Axes, rows: list[Row], colours: dict[str, str]) -> None:
 
 
 def _colours(rows: list[Row]) -> dict[str, str]:
-    """The same colour for a contender in all tasks: strong ones for ours."""
+    """The same colour for an implementation in all tasks: strong ones for ours."""
     colours = {}
     for kind, palette in (("backend", OURS), ("peer", PEERS)):
-        names = sorted({row.contender for row in rows if row.kind == kind})
+        names = sorted({row.implementation for row in rows if row.kind == kind})
         colours |= {name: palette[i % len(palette)] for i, name in enumerate(names)}
     return colours
 

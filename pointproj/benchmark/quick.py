@@ -10,12 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
-from pointproj.benchmark import libraries, plots
+from pointproj.benchmark import peers, plots
 from pointproj.benchmark.config import DEVICES, BenchConfig
-from pointproj.benchmark.contenders import backend_names, missing_backend
 from pointproj.benchmark.results import OK, Row, select
-from pointproj.benchmark.run import run
-from pointproj.benchmark.table import by_contender, lines_of
+from pointproj.benchmark.run import run_benchmark
+from pointproj.benchmark.selection import backend_names, missing_backend
+from pointproj.benchmark.table import by_implementation, lines_of
 from pointproj.runtime.devices import choose_device
 
 TASKS = {  # heading: workload and mode
@@ -32,7 +32,7 @@ LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}  # all pairs; interp
 def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
     """What is measured: our backends, and the libraries that are installed for this type of device."""
     ours = [name for name in backend_names(None) if missing_backend(name, device_type, "knn") is None]
-    installed = {p.name for p in libraries.PEERS if device_type in p.devices and not p.not_installed()}
+    installed = {p.name for p in peers.PEERS if device_type in p.devices and not p.not_installed()}
     return BenchConfig(
         workloads=["w1", "lists", "w2"],
         modes=list(dict.fromkeys(mode for _, mode in TASKS.values())),
@@ -47,8 +47,8 @@ def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """A line for each task, a column for each contender with its fastest execution; Markdown."""
-    columns = {label: {"contender": of[0].contender} for label, of in by_contender(rows)}
+    """A line for each task, a column for each implementation with its fastest execution; Markdown."""
+    columns = {label: {"implementation": of[0].implementation} for label, of in by_implementation(rows)}
     return lines_of(columns, _by_task(rows).items(), "{ms}", "milliseconds")
 
 
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     device = choose_device(chosen.device)
     config = config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes)
-    rows = run(config, in_turns=[workload for workload, _ in TASKS.values()])
+    rows = run_benchmark(config, interleaved=[workload for workload, _ in TASKS.values()])
     timed = select(rows, status=OK)
     if not timed:
         print("nothing got a time; the lines above say why")

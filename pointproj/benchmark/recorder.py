@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from pointproj.benchmark.config import WITH_RMM, BenchConfig
-from pointproj.benchmark.peers import Contender
+from pointproj.benchmark.implementations import Implementation
 from pointproj.benchmark.results import FAILED, OK, SKIPPED, WRONG, ResultsFile, Row
 from pointproj.benchmark.timing import Timing, measure
-from pointproj.benchmark.workloads import Question
+from pointproj.benchmark.workloads import Inputs
 from pointproj.machine import package_version
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, peak_bytes, reset_peak
@@ -78,15 +78,15 @@ class Limits:
         """Whether the run's minutes are over."""
         return self.seconds > self.config.minutes * 60
 
-    def check_pairs(self, contender: Contender, question: Question) -> None:
+    def check_pairs(self, implementation: Implementation, inputs: Inputs) -> None:
         """Whether forming all pairs would take too long, or more memory than the host has (a GPU tells)."""
-        if self.device.type == "cpu" and contender.bytes_per_pair:
-            needed, free = contender.bytes_per_pair * question.pairs / GIB, free_bytes("cpu") / GIB
+        if self.device.type == "cpu" and implementation.bytes_per_pair:
+            needed, free = implementation.bytes_per_pair * inputs.pairs / GIB, free_bytes("cpu") / GIB
             if needed > free:
                 raise NoTime(SKIPPED, f"would need about {needed:.0f} GiB, {free:.0f} GiB are free")
-        if rate := contender.brute_force.get(self.device.type):
+        if rate := implementation.brute_force.get(self.device.type):
             threads = torch.get_num_threads() if self.device.type == "cpu" else 1
-            self.refuse_if_slow(question.pairs / (rate * threads))
+            self.refuse_if_slow(inputs.pairs / (rate * threads))
 
     def check_growth(self, blank: Row) -> None:
         """Whether the same call, captured or not or on a smaller cloud, says that this takes too long."""
@@ -107,11 +107,11 @@ class Limits:
 
 
 def _call_of(row: Row) -> tuple:
-    return row.workload, row.operator, row.contender, row.mode
+    return row.workload, row.operator, row.implementation, row.mode
 
 
 @contextmanager
-def given_up_after(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Raise in the block once it has taken so long, of 0 never; a call ends first. For the main thread."""
 
     def give_up(*_: object) -> None:
@@ -140,11 +140,11 @@ class Recorder:
         if self.file.writes:
             print(text, flush=True)
 
-    def blank(self, *, contender: str, package: str = "pointproj", **columns: Any) -> Row:
+    def blank(self, *, implementation: str, package: str = "pointproj", **columns: Any) -> Row:
         """A row of this machine without its results; ``package`` is named, its version is looked up."""
-        contender += WITH_RMM if self.config.gpu_memory == "rmm" else ""
+        implementation += WITH_RMM if self.config.gpu_memory == "rmm" else ""
         columns = {"kind": "backend", "execution": "eager", **columns, **self.machine}
-        return Row(contender=contender, package=package_version(package), **columns)
+        return Row(implementation=implementation, package=package_version(package), **columns)
 
     def record(
         self,
@@ -171,7 +171,7 @@ class Recorder:
     ) -> T | None:
         """What a function returns; None if it raises or is given up: each row then says why."""
         try:
-            with given_up_after(longest_s):
+            with time_limit(longest_s):
                 return function()
         except NoTime as reason:
             found = {"status": reason.status, "parity_error": reason.error, "note": str(reason)}
@@ -188,7 +188,7 @@ class Recorder:
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
-        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.contender:16} "
+        line = f"{count:>10} {seconds:>6} {row.workload:17} {row.implementation:16} "
         line += f"{row.mode:16} {row.execution:9}"
         if row.status == OK:
             line += f" {row.p50_ms:11.4f} ms ({row.p20_ms:.4f} to {row.p80_ms:.4f})"

@@ -25,7 +25,7 @@ class Row:
 
     workload: str
     operator: str  # knn | radius | attend | farthest_points | start | import
-    contender: str
+    implementation: str
     kind: str  # backend | peer
     mode: str  # what is called, see pointproj.benchmark.calls
     execution: str  # eager | compiled | captured
@@ -44,7 +44,7 @@ class Row:
     peak_mib: float | None = None
     parity_error: float | None = None
     note: str = ""
-    package: str = ""  # of the contender, with its version
+    package: str = ""  # of the implementation, with its version
     device: str = ""
     driver: str = ""
     torch: str = ""
@@ -57,7 +57,7 @@ class Row:
     @property
     def measurement(self) -> tuple:
         """What was measured, on whatever device and commit."""
-        what = self.workload, self.operator, self.contender, self.mode, self.execution, self.dtype
+        what = self.workload, self.operator, self.implementation, self.mode, self.execution, self.dtype
         return *what, self.queries, self.references, self.clouds, self.k, self.radius, self.channels
 
     @property
@@ -66,8 +66,9 @@ class Row:
         return *self.measurement, self.device
 
 
-# What the text of a column is read as.
-COLUMNS = {of.name: next(iter(get_args(of.type)), of.type) for of in dataclasses.fields(Row)}
+# Each field and what its text is read as. The file's columns have the same names, but one.
+FIELDS = {of.name: next(iter(get_args(of.type)), of.type) for of in dataclasses.fields(Row)}
+COLUMNS = ["contender" if name == "implementation" else name for name in FIELDS]
 
 
 class ResultsFile:
@@ -140,20 +141,26 @@ def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for row in rows:
-            values = (getattr(row, column) for column in COLUMNS)
+            values = (getattr(row, name) for name in FIELDS)
             writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in values])
 
 
 def read_rows(path: Path | str) -> list[Row]:
     """Read what :func:`write_rows` wrote; ValueError for other columns, of no results or another version."""
     with Path(path).open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if (reader.fieldnames or []) != [*COLUMNS]:
+        reader = csv.reader(file)
+        head = next(reader, [])
+        if head != COLUMNS:
             raise ValueError(
                 f"{path}: expected the columns {', '.join(COLUMNS)}; got "
-                f"{', '.join(reader.fieldnames or ['none'])}. Move the file away, or name another one."
+                f"{', '.join(head or ['none'])}. Move the file away, or name another one."
             )
         return [
-            Row(**{name: of(line[name]) if line[name] or of is str else None for name, of in COLUMNS.items()})
+            Row(
+                **{
+                    name: of(text) if text or of is str else None
+                    for (name, of), text in zip(FIELDS.items(), line, strict=True)
+                }
+            )
             for line in reader
         ]

@@ -13,11 +13,11 @@ import torch
 from pointproj.benchmark import large, models, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import LIST_SUMS, LISTS, NETWORK, SUMS, BenchConfig
-from pointproj.benchmark.contenders import SLOW, Entry, backend_names, entries, executions, peer_names
+from pointproj.benchmark.implementations import Implementation
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.recorder import NoTime, Part, Recorder, check_error
 from pointproj.benchmark.results import MISSING, ResultsFile, Row
+from pointproj.benchmark.selection import SLOW, Entry, backend_names, entries, executions, peer_names
 from pointproj.benchmark.timing import measure, measure_host
 from pointproj.benchmark.workloads import Workload, workloads
 from pointproj.config import AllocatorConfig, ConfigError
@@ -32,7 +32,7 @@ WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
 OTHERS = {"large": large.parts, "start": start.parts, "import": start.import_parts}
 
 
-def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
+def run_benchmark(config: BenchConfig, *, interleaved: Sequence[str] = ()) -> list[Row]:
     """Measure what a checked config asks for, in the order of :func:`plan`; the rows in this order.
 
     Each is in the CSV file as soon as it is measured, also if Ctrl-C ends the run. Raises ConfigError,
@@ -53,7 +53,7 @@ def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
     recorder = Recorder(config, device, machine, ResultsFile(path, writes=processes.is_first))
     versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
     recorder.say(f"{machine['device']}, {versions}; results go to {path}")
-    parts = plan(config, device.type, in_turns=in_turns)
+    parts = plan(config, device.type, interleaved=interleaved)
     recorder.expected = sum(part.rows for part in parts)
     while parts:
         part = parts.pop(0)  # with the last part of a workload its clouds are freed
@@ -69,73 +69,73 @@ def run(config: BenchConfig, *, in_turns: Sequence[str] = ()) -> list[Row]:
     return recorder.rows
 
 
-def plan(config: BenchConfig, device_type: str, *, in_turns: Sequence[str] = ()) -> list[Part]:
+def plan(config: BenchConfig, device_type: str, *, interleaved: Sequence[str] = ()) -> list[Part]:
     """All parts, workload after workload, but what is slow comes last.
 
-    ``in_turns`` names workloads of which the first parts come first, then the second ones and so on, and no
-    others.
+    If ``interleaved`` names workloads, only these are planned: the first part of each, then the second of
+    each, and so on.
     """
     parts = [part for name in config.workloads for part in _parts(config, name, device_type)]
     turns: Counter[str] = Counter()
 
     def place(part: Part) -> tuple[bool, int]:
-        turns[part.workload] += bool(in_turns)
+        turns[part.workload] += bool(interleaved)
         return part.last, turns[part.workload]
 
-    return sorted((part for part in parts if not in_turns or part.workload in in_turns), key=place)
+    return sorted((part for part in parts if not interleaved or part.workload in interleaved), key=place)
 
 
 def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
-    """Of one workload that the config names: one for each contender."""
+    """Of one workload that the config names: one for each implementation."""
     if name in models.MODELS:
         yield from models.parts(config, name)
     elif name in OTHERS:
         yield from OTHERS[name](config, device_type)
     else:
         for workload in workloads(replace(config, workloads=[name]), device_type):
-            made = partial(Contest, workload)
+            made = partial(PreparedWorkload, workload)
             shared = cache(made)  # the clouds are made once
             for entry in entries(config, workload, device_type):  # importing the peers takes a while
-                last = (workload.name, entry.contender.name) in SLOW
-                rows = 1 if entry.contender.missing else len(entry.measurements)
+                last = (workload.name, entry.implementation.name) in SLOW
+                rows = 1 if entry.implementation.missing else len(entry.measurements)
                 measure = partial(_measure, workload, entry, made if last else shared)
                 yield Part(workload.name, rows, measure, last)
 
 
 def _measure(
-    workload: Workload, entry: Entry, contest_of: Callable[[Recorder], "Contest"], recorder: Recorder
+    workload: Workload, entry: Entry, prepare: Callable[[Recorder], "PreparedWorkload"], recorder: Recorder
 ) -> None:
     """Measure the rows of an entry; without clouds, a row says why."""
     gc.collect()  # the clouds of the last workload
     (mode, execution), *_ = entry.measurements
-    given = {"workload": workload.name, "operator": workload.operator, **entry.contender.columns}
+    given = {"workload": workload.name, "operator": workload.operator, **entry.implementation.columns}
     blank = recorder.blank(**given, mode=mode, execution=execution, queries=0, references=0)
-    contest = recorder.attempt(partial(contest_of, recorder), [blank], longest_s=0)
-    if contest is None:
+    prepared = recorder.attempt(partial(prepare, recorder), [blank], longest_s=0)
+    if prepared is None:
         return
     gc.freeze()  # each row begins with a collection, and all objects of the libraries take half a second
     try:
-        contest.measure(entry)
+        prepared.measure(entry)
         torch.compiler.reset()  # its limit of versions of one function is for a whole process
     finally:
         gc.unfreeze()
 
 
-class Contest:
+class PreparedWorkload:
     """The tensors of one workload, and what the reference makes of them."""
 
     def __init__(self, workload: Workload, recorder: Recorder) -> None:
         self.recorder, self.workload = recorder, workload
-        self.question = asked = workload.question(recorder.device)
-        self.expected = Expected(workload, asked)
+        self.inputs = inputs = workload.make_inputs(recorder.device)
+        self.expected = Expected(workload, inputs)
         self.columns = {
-            **{"workload": workload.name, "operator": workload.operator, "radius": asked.radius},
+            **{"workload": workload.name, "operator": workload.operator, "radius": inputs.radius},
             "queries": len(self.expected.query),
             "references": len(self.expected.points),
             "clouds": len(self.expected.clouds),
             "dtype": str(self.expected.query.dtype).removeprefix("torch."),
         }
-        numbers = {"k": asked.k, "r": asked.radius}
+        numbers = {"k": inputs.k, "r": inputs.radius}
         said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
         recorder.say(
             f"\n{workload.name} {workload.operator}{said}, {self.columns['queries']:,} queries, "
@@ -145,27 +145,33 @@ class Contest:
 
     def measure(self, entry: Entry) -> None:
         """Add a row for each (mode, execution); the eager results are compared first."""
-        contender, measurements = entry
-        if contender.missing:
-            measurements = [(contender.modes[0] if contender.modes[0] in LISTS else "-", "-")]
-        blanks = [self._blank(contender, *measurement) for measurement in measurements]
-        calls = Calls(contender, self.question)
+        implementation, measurements = entry
+        if implementation.missing:
+            measurements = [(implementation.modes[0] if implementation.modes[0] in LISTS else "-", "-")]
+        blanks = [self._blank(implementation, *measurement) for measurement in measurements]
+        calls = Calls(implementation, self.inputs)
         self.recorder.record(blanks, partial(self._measured, calls), partial(self._check, calls))
 
     def _check(self, calls: Calls, blanks: Sequence[Row]) -> None:
         """Compare what the modes rest on: NoTime if it is wrong, or cannot be called here."""
-        contender, limits, modes = calls.contender, self.recorder.limits, {blank.mode for blank in blanks}
-        if contender.missing:
-            raise NoTime(MISSING, contender.missing)
+        implementation, limits, modes = (
+            calls.implementation,
+            self.recorder.limits,
+            {blank.mode for blank in blanks},
+        )
+        if implementation.missing:
+            raise NoTime(MISSING, implementation.missing)
         limits.check_growth(blanks[0])
-        limits.check_pairs(contender, self.question)
-        if "knn" in contender.find and (contender.kind == "peer" or modes & {"search", "knn", "build"}):
-            error = self.expected.error(calls, "knn", "eager", contender.find["knn"](self.question))
-            check_error("neighbours", error, contender.allowed("knn"))
-        if contender.compared and modes & {*SUMS, *NETWORK}:
+        limits.check_pairs(implementation, self.inputs)
+        if "knn" in implementation.find and (
+            implementation.kind == "peer" or modes & {"search", "knn", "build"}
+        ):
+            error = self.expected.error(calls, "knn", "eager", implementation.find["knn"](self.inputs))
+            check_error("neighbours", error, implementation.allowed("knn"))
+        if implementation.compared and modes & {*SUMS, *NETWORK}:
             self.expected.fill_upstream(calls.upstream, checked_only=True)
             error = self.expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
-            check_error("values and feature gradient", error, contender.allowed("operator"))
+            check_error("values and feature gradient", error, implementation.allowed("operator"))
 
     def _measured(self, calls: Calls, blank: Row) -> Row:
         mode, execution = blank.mode, blank.execution
@@ -182,12 +188,12 @@ class Contest:
                 self.expected.fill_upstream(calls.upstream, checked_only=False)
             return error
 
-        allowed, timer = calls.contender.allowed(mode), measure_host if self.workload.host else measure
+        allowed, timer = calls.implementation.allowed(mode), measure_host if self.workload.host else measure
         return self.recorder.timed(blank, make, error_of, allowed, timer)
 
-    def _blank(self, contender: Contender, mode: str, execution: str) -> Row:
+    def _blank(self, implementation: Implementation, mode: str, execution: str) -> Row:
         """A row of this workload without its results."""
-        how = {"mode": mode, "execution": execution, "note": contender.returns}
-        k = None if mode.endswith("csr") else self.question.k
-        channels = 1 if mode in LISTS else self.question.problem.features.shape[-1]
-        return self.recorder.blank(**self.columns, **contender.columns, **how, k=k, channels=channels)
+        how = {"mode": mode, "execution": execution, "note": implementation.returns}
+        k = None if mode.endswith("csr") else self.inputs.k
+        channels = 1 if mode in LISTS else self.inputs.problem.features.shape[-1]
+        return self.recorder.blank(**self.columns, **implementation.columns, **how, k=k, channels=channels)

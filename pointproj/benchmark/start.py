@@ -48,7 +48,11 @@ JOBS = {
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One for each row: of each job the cold ones, and then the warm ones, which find what those left."""
     for name, (arguments, modes) in JOBS.items():
-        of = {"workload": "start", "contender": name, "note": f"python train.py {' '.join(arguments[:3])}"}
+        of = {
+            "workload": "start",
+            "implementation": name,
+            "note": f"python train.py {' '.join(arguments[:3])}",
+        }
         folder = TemporaryDirectory()  # until the last part is gone
         for execution in ("cold", "warm"):
             seconds = cache(partial(run_seconds, arguments, device_type, folder))
@@ -60,7 +64,7 @@ def import_parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
     """One, of the import, in new processes, of which the first fills the disk's cache."""
     once = lambda: float(answer_of(["-c", IMPORT_PROGRAM]))  # noqa: E731
     seconds = lambda: {"import": [once() for _ in range(1 + IMPORTS)][1:]}  # noqa: E731
-    yield from _row(config, seconds, workload="import", contender="pointproj", mode="import")
+    yield from _row(config, seconds, workload="import", implementation="pointproj", mode="import")
 
 
 def _row(config: BenchConfig, seconds: Callable[[], Seconds], **columns: Any) -> Iterator[Part]:

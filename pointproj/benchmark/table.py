@@ -68,12 +68,12 @@ def _device(rows: list[Row]) -> Iterator[str]:
     known = [version for version in versions if not version.endswith(" ")]
     yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:16]})"
     yield from filled
-    missing = {row.contender: row.note for row in rows if row.status == MISSING}
+    missing = {row.implementation: row.note for row in rows if row.status == MISSING}
     if missing:
         notes = ((name, note if len(note) < 90 else f"{note[:87]}...") for name, note in missing.items())
         yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in notes)}."
     lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
-    said = dict.fromkeys(f"- {r.contender}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
+    said = dict.fromkeys(f"- {r.implementation}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
     if said:
         yield "What lists of other libraries are:\n\n" + "\n".join(said)
 
@@ -89,24 +89,24 @@ def lines_of(columns: Columns, groups: Groups, form: str, corner: str = "") -> l
     return markdown(corner, [*columns], [line for line in lines if any(line[1:])])
 
 
-def by_contender(rows: list[Row]) -> Groups:
-    """The rows of each contender: backends first and in bold."""
+def by_implementation(rows: list[Row]) -> Groups:
+    """The rows of each implementation: backends first and in bold."""
     rows = sorted(rows, key=lambda row: row.kind)
-    ours = {row.contender for row in rows if row.kind == "backend"}
-    for name in dict.fromkeys(row.contender for row in rows):
-        yield f"**{name}**" if name in ours else name, select(rows, contender=name)
+    ours = {row.implementation for row in rows if row.kind == "backend"}
+    for name in dict.fromkeys(row.implementation for row in rows):
+        yield f"**{name}**" if name in ours else name, select(rows, implementation=name)
 
 
 def _by_execution(rows: list[Row]) -> Groups:
-    for label, of in by_contender(rows):
+    for label, of in by_implementation(rows):
         for execution in ("captured", "compiled", "eager"):
             yield f"{label}, {execution}", select(of, execution=execution)
 
 
 def _of_tutorial(rows: list[Row]) -> Groups:
     for line in LINES:
-        name = line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
-        of = select(rows, workload="w1", contender=name, execution=line.execution)
+        name = line.implementation + (WITH_RMM if line.gpu_memory == "rmm" else "")
+        of = select(rows, workload="w1", implementation=name, execution=line.execution)
         yield line.label, [row for row in of if row.driver]  # of a GPU, as the tutorial's
 
 
@@ -190,12 +190,14 @@ _TABLES: dict[str, Any] = {
     "Attention over the 16 nearest, 64 channels, 4 heads, milliseconds": _attend,
     "Farthest points, milliseconds": (
         partial(_found, {"farthest": ""}, "{clouds}{each:,} to {k:,}", further="k"),
-        lambda rows: by_contender(select(rows, workload="farthest")),  # in the order that it was measured in
+        lambda rows: by_implementation(
+            select(rows, workload="farthest")
+        ),  # in the order that it was measured in
     ),
     "Time that the host takes to issue an eager call, milliseconds": (
         _columns(": ", workload="host_64", operator=_HOST_64, mode=_HOST_MODES)
         | _columns(": ", workload={"host_w1": "W1"}, operator="knn", mode=_HOST_MODES),
-        by_contender,
+        by_implementation,
     ),
     "Batches: forward with the features' gradient, milliseconds": _columns(
         workload=_BATCHES, operator={"knn": "knn", "radius": "radius"}
@@ -207,18 +209,18 @@ _TABLES: dict[str, Any] = {
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
         _columns(mode=_LARGE, workload="large")
         | {"peak on each device, MiB": {"workload": "large", "mode": "operator"}},
-        by_contender,
+        by_implementation,
     ),
     "A training step of whole models, with their library's search and with ours, milliseconds": partial(
         _found, {"geotransolver": "GeoTransolver", "gino": "GINO"}, "{name}, {size} points"
     ),
     "From the start of a training run to the end of its first step, and of the run, seconds": (
         _columns(", ", mode=_STARTS, execution={"cold": "cold caches", "warm": "warm caches"}),
-        by_contender,
+        by_implementation,
     ),
     "`from pointproj import knn` in a new process, after `import torch`": (
         {"ms": {"workload": "import"}},
-        by_contender,
+        by_implementation,
     ),
 }
 _README = {
@@ -241,7 +243,7 @@ def renew(page: Path, rows: list[Row]) -> None:
 def readme_table(rows: list[Row]) -> str:
     """The table and a sentence about its run."""
     steps, run = select(rows, mode="step"), rows[-1]
-    groups = [(said, select(steps, contender=name)) for name, said in README_LINES.items()]
+    groups = [(said, select(steps, implementation=name)) for name, said in README_LINES.items()]
     lines = lines_of(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
     versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
     return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])

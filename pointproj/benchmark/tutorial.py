@@ -22,7 +22,7 @@ class Line(NamedTuple):
     """A line of the table."""
 
     label: str
-    contender: str
+    implementation: str
     execution: str
     gpu_memory: str = "torch"
 
@@ -49,7 +49,7 @@ def command(line: Line, further: list[str]) -> list[str]:
     return [
         *(sys.executable, str(PROJECT / "bench.py"), "workloads=[w1]", "modes=[forward,step]"),
         *(f"execution=[{line.execution}]", f"gpu_memory={line.gpu_memory}"),
-        *(f"{kind}=['{line.contender}']", f"{others}=[]", *further),
+        *(f"{kind}=['{line.implementation}']", f"{others}=[]", *further),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The named workloads: which clouds, what is asked of them, and what is called."""
+"""The named workloads: which clouds, what is searched or summed in them, and what is called."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,8 +42,8 @@ CRYSTAL_RADIUS = 1.3  # between the third shell and the fourth, in units of the 
 SAMPLE = 256  # queries from which a radius is chosen
 
 
-class Question(NamedTuple):
-    """What is asked of a contender: the tensors, and how many neighbours, within which radius, or both."""
+class Inputs(NamedTuple):
+    """What an implementation is given: tensors, and how many neighbours, within which radius, or both."""
 
     problem: Problem
     k: int | None = None
@@ -72,16 +72,16 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """One question and what is measured of it."""
+    """Inputs and what is measured on them."""
 
     name: str  # as in the results
     operator: str  # knn | radius | farthest_points | attend
     modes: tuple[str, ...]
-    question: Callable[[torch.device], Question]
+    make_inputs: Callable[[torch.device], Inputs]
     peers: str = "all"  # all | batched (those that take batches) | none
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
     fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modes that run fewer of them
-    host: bool = False  # whether the time that the host takes to issue a call is asked for
+    host: bool = False  # whether the time that the host takes to issue a call is measured
 
 
 def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
@@ -91,46 +91,46 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
         yield from _within_itself(name, config.sizes, device_type)
 
 
-def of_case(case: Case, operator: str) -> Callable[[torch.device], Question]:
-    """What makes the question of a case."""
-    asked = {"k": case.k} if operator == "knn" else {"radius": case.radius}
-    return lambda device: Question(case.problem(device), **asked, sigma=case.sigma)
+def of_case(case: Case, operator: str) -> Callable[[torch.device], Inputs]:
+    """A function that makes the inputs of a case."""
+    neighborhood = {"k": case.k} if operator == "knn" else {"radius": case.radius}
+    return lambda device: Inputs(case.problem(device), **neighborhood, sigma=case.sigma)
 
 
 def within_itself(
     points: Points, k: int, device: torch.device, *, clouds: int | None = None, channels: int | None = None
-) -> Question:
-    """What asks for the k nearest of each point of a cloud, or of so many clouds; one tensor, not two."""
+) -> Inputs:
+    """The k nearest of each point of a cloud, or of so many clouds: queries and references are one tensor."""
     generator = torch.Generator().manual_seed(0)
     cloud = points(generator).float().to(device)
     cloud = cloud.view(clouds, -1, 3) if clouds else cloud
     features = cloud.new_zeros(*cloud.shape[:-1], 1)
     if channels:
         features = torch.randn(len(cloud), channels, generator=generator).to(device)
-    return Question(Problem(cloud, cloud, features), k)
+    return Inputs(Problem(cloud, cloud, features), k)
 
 
-def list_question(points: Points, device: torch.device) -> Question:
-    """What asks for lists of a cloud within itself, with features of its points."""
-    asked = within_itself(points, LIST_K, device, channels=CHANNELS)
-    cloud = asked.points[0]
-    return asked._replace(radius=radius_of(cloud), capacity=LIST_CAPACITY * len(cloud))
+def list_inputs(points: Points, device: torch.device) -> Inputs:
+    """Lists of a cloud within itself, with features of its points."""
+    inputs = within_itself(points, LIST_K, device, channels=CHANNELS)
+    cloud = inputs.points[0]
+    return inputs._replace(radius=radius_of(cloud), capacity=LIST_CAPACITY * len(cloud))
 
 
-def crystal_question(size: int, device: torch.device) -> Question:
-    """What asks for the 42 neighbours that a point of a crystal has, and itself."""
-    asked = within_itself(crystal(size), CRYSTAL_K, device)
-    return asked._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
+def crystal_inputs(size: int, device: torch.device) -> Inputs:
+    """The 42 neighbours that a point of a crystal has, and itself."""
+    inputs = within_itself(crystal(size), CRYSTAL_K, device)
+    return inputs._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
 
 
-def attention_question(size: int, device: torch.device) -> Question:
-    """What asks for attention over the nearest of uniform points, with random queries, keys and values."""
-    asked = within_itself(uniform(size), ATTEND_K, device, channels=3 * ATTEND_CHANNELS)
-    *attended, values = (part.contiguous() for part in asked.problem.features.chunk(3, dim=1))
-    distances, indices = pointproj.knn(*asked.points, ATTEND_K)
+def attention_inputs(size: int, device: torch.device) -> Inputs:
+    """Attention over the nearest of uniform points, with random queries, keys and values."""
+    inputs = within_itself(uniform(size), ATTEND_K, device, channels=3 * ATTEND_CHANNELS)
+    *attended, values = (part.contiguous() for part in inputs.problem.features.chunk(3, dim=1))
+    distances, indices = pointproj.knn(*inputs.points, ATTEND_K)
     lists = pointproj.Neighbors(indices.long(), distances)
-    problem = asked.problem._replace(features=values)
-    return asked._replace(problem=problem, neighbors=lists, attended=tuple(attended))
+    problem = inputs.problem._replace(features=values)
+    return inputs._replace(problem=problem, neighbors=lists, attended=tuple(attended))
 
 
 def radius_of(points: Tensor) -> float:
@@ -185,8 +185,8 @@ def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
         yield Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)
     elif name in ("w2", "w2_wide"):
         fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
-        asked = of_case(W2 if name == "w2" else W2_WIDE, "radius")
-        yield Workload(name, "radius", (*SUMS, "step"), asked, fewer=fewer)
+        make_inputs = of_case(W2 if name == "w2" else W2_WIDE, "radius")
+        yield Workload(name, "radius", (*SUMS, "step"), make_inputs, fewer=fewer)
     elif name == "host":
         few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
         cases = [(few, "knn"), (few, "radius")]
@@ -212,25 +212,25 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
             every = bool(sizes) or kind == "uniform"
             peers = "all" if every or device_type == "cpu" else "none"
             for size in sizes or SIZES[device_type] if every else [SIZE[device_type]]:
-                asked = partial(within_itself, points(size), SELF_K)
-                yield Workload(f"scaling_{kind}", question=asked, peers=peers, **settings)
-        asked = partial(within_itself, uniform(16 * 10_000), SELF_K, clouds=16)
-        yield Workload("scaling_batch", question=asked, peers="batched", **settings)
+                make_inputs = partial(within_itself, points(size), SELF_K)
+                yield Workload(f"scaling_{kind}", make_inputs=make_inputs, peers=peers, **settings)
+        make_inputs = partial(within_itself, uniform(16 * 10_000), SELF_K, clouds=16)
+        yield Workload("scaling_batch", make_inputs=make_inputs, peers="batched", **settings)
     elif name == "farthest":
         for size, count, clouds in ((16_384, 1_024, None), (10_000, 2_500, 16), (10**5, 10**4, None)):
             if device_type == "cuda" or size * count <= 10**8:
-                asked = partial(within_itself, uniform(size * (clouds or 1)), count, clouds=clouds)
+                make_inputs = partial(within_itself, uniform(size * (clouds or 1)), count, clouds=clouds)
                 peers = "batched" if clouds else "all"
-                yield Workload("farthest", "farthest_points", ("farthest",), asked, peers, ("eager",))
+                yield Workload("farthest", "farthest_points", ("farthest",), make_inputs, peers, ("eager",))
     elif name == "lists":
         for size in sizes or LIST_SIZES[device_type]:
             for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
-                asked = partial(list_question, points(size))
-                yield Workload(f"lists_{kind}", "radius", OF_LISTS, asked, executions=of)
+                make_inputs = partial(list_inputs, points(size))
+                yield Workload(f"lists_{kind}", "radius", OF_LISTS, make_inputs, executions=of)
         for size in sizes or CRYSTAL_SIZES[device_type]:
-            asked = partial(crystal_question, size)
-            yield Workload("lists_crystal", "radius", LISTS, asked, executions=UNCOMPILED)
+            make_inputs = partial(crystal_inputs, size)
+            yield Workload("lists_crystal", "radius", LISTS, make_inputs, executions=UNCOMPILED)
     elif name == "attend":
         for size in sizes or ATTEND_SIZES[device_type]:
-            asked = partial(attention_question, size)
-            yield Workload("attend", "attend", SUMS[:2], asked, executions=UNCOMPILED)
+            make_inputs = partial(attention_inputs, size)
+            yield Workload("attend", "attend", SUMS[:2], make_inputs, executions=UNCOMPILED)

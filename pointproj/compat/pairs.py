@@ -24,7 +24,7 @@ from pointproj.ops.specification.rounding import radius_in_range, rounded_root
 Radius = float | Float[Tensor, "*batch q"]
 
 
-class Pairs(NamedTuple):
+class SortedPairs(NamedTuple):
     """Pairs of a query and a reference point, by query, then by reference point.
 
     Pairs of query i are ``row_splits[i]:row_splits[i + 1]``; queries and rows are those of the packed points.
@@ -131,7 +131,7 @@ def within(
     radius: Radius,
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
-) -> Pairs:
+) -> SortedPairs:
     """All pairs with ``distance <= radius``, a normal number of the points' dtype; waits for the device.
 
     It compiles, which :func:`pointproj.radius_neighbors` does not where it counts the pairs.
@@ -146,7 +146,7 @@ def within(
     number, radii = (0.0, radius.reshape(-1)) if isinstance(radius, Tensor) else (radius, None)
     row_splits, rows, distances = _within(*clouds.detached(), number, radii)
     distances = with_gradient(distances, rows, clouds, row_splits)
-    return Pairs(row_splits, queries_of(row_splits, rows.shape[0]), rows, distances)
+    return SortedPairs(row_splits, queries_of(row_splits, rows.shape[0]), rows, distances)
 
 
 @torch.library.custom_op("pointproj::pairs_within", mutates_args=())

@@ -18,7 +18,7 @@ from pointproj.ops.specification.reference import squared_lengths
 
 __all__ = ["ball_query", "knn_gather", "knn_points", "sample_farthest_points"]
 
-Clouds = Float[Tensor, "b n d"]
+CloudBatch = Float[Tensor, "b n d"]
 Lengths = Int[Tensor, " b"]
 
 
@@ -31,8 +31,8 @@ class KNN(NamedTuple):
 
 
 def knn_points(
-    p1: Clouds,
-    p2: Clouds,
+    p1: CloudBatch,
+    p2: CloudBatch,
     lengths1: Lengths | None = None,
     lengths2: Lengths | None = None,
     norm: int = 2,
@@ -84,8 +84,8 @@ def knn_gather(
 
 
 def ball_query(
-    p1: Clouds,
-    p2: Clouds,
+    p1: CloudBatch,
+    p2: CloudBatch,
     lengths1: Lengths | None = None,
     lengths2: Lengths | None = None,
     K: int = 500,  # noqa: N803 - its name there
@@ -114,7 +114,7 @@ def ball_query(
 
 
 def sample_farthest_points(
-    points: Clouds,
+    points: CloudBatch,
     lengths: Lengths | None = None,
     K: int | Sequence[int] | Lengths = 50,  # noqa: N803 - its name there
     random_start_point: bool = False,

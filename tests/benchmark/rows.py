@@ -8,7 +8,7 @@ from pointproj.benchmark.results import OK, Row
 def row(**changes: object) -> Row:
     """A row of W1 with a time."""
     made = Row(
-        **{"workload": "w1", "operator": "knn", "contender": "warp", "kind": "backend", "mode": "step"},
+        **{"workload": "w1", "operator": "knn", "implementation": "warp", "kind": "backend", "mode": "step"},
         **{"execution": "captured", "queries": 27_000, "references": 100_000, "clouds": 1, "k": 7},
         **{"radius": None, "channels": 25, "dtype": "float32", "status": OK, "p20_ms": 0.25, "p50_ms": 0.28},
         **{"p80_ms": 0.3, "repetitions": 500, "peak_mib": 123.4, "parity_error": 1.5e-7},

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from pointproj.benchmark import contenders, libraries
+from pointproj.benchmark import peers, selection
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.config import BenchConfig
+from pointproj.benchmark.implementations import Implementation
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peers import Contender
 from pointproj.benchmark.results import OK, WRONG
-from pointproj.benchmark.run import run
-from pointproj.benchmark.workloads import attention_question, workloads
+from pointproj.benchmark.run import run_benchmark
+from pointproj.benchmark.workloads import attention_inputs, workloads
 from tests.benchmark.test_run import bench_config
 from tests.compat.physicsnemo_library import import_physicsnemo
 
@@ -23,34 +23,34 @@ SMALL = {"workloads": ["attend"], "sizes": [300], "execution": ["eager"], "backe
 WRITTEN = ("gather + SDPA", "gather + einsum")
 
 
-def peer_named(name: str) -> Contender:
-    return next(p for p in libraries.PEERS if (p.name, p.operator) == (name, "attend"))
+def peer_named(name: str) -> Implementation:
+    return next(p for p in peers.PEERS if (p.name, p.operator) == (name, "attend"))
 
 
 def test_backends_and_what_users_write_agree_and_are_timed(tmp_path: Path):
-    rows = run(bench_config(tmp_path, **SMALL, peers=[*WRITTEN]))
+    rows = run_benchmark(bench_config(tmp_path, **SMALL, peers=[*WRITTEN]))
     names = ("torch", *WRITTEN)
-    assert [(r.contender, r.mode, r.status) for r in rows] == [(n, m, OK) for n in names for m in MODES]
+    assert [(r.implementation, r.mode, r.status) for r in rows] == [(n, m, OK) for n in names for m in MODES]
     assert all(r.parity_error < 1e-5 and r.p50_ms > 0 for r in rows)
     assert {(r.queries, r.references, r.k, r.channels) for r in rows} == {(300, 300, 16, 64)}
-    assert {r.kind for r in run(bench_config(tmp_path, **SMALL, peers=[]))} == {"backend"}
+    assert {r.kind for r in run_benchmark(bench_config(tmp_path, **SMALL, peers=[]))} == {"backend"}
 
 
 def test_a_wrong_value_or_gradient_gets_no_time(tmp_path: Path, monkeypatch):
     right = peer_named("gather + einsum")
 
-    def other(asked, query, keys, values):
-        return right.aggregate(asked, query * 1.01, keys, values)
+    def other(inputs, query, keys, values):
+        return right.aggregate(inputs, query * 1.01, keys, values)
 
-    monkeypatch.setattr(libraries, "PEERS", [dataclasses.replace(right, aggregate=other)])
-    rows = run(bench_config(tmp_path, **{**SMALL, "backends": []}))
+    monkeypatch.setattr(peers, "PEERS", [dataclasses.replace(right, aggregate=other)])
+    rows = run_benchmark(bench_config(tmp_path, **{**SMALL, "backends": []}))
     assert [(r.mode, r.status, r.p50_ms) for r in rows] == [(m, WRONG, None) for m in MODES]
 
 
 def test_every_gradient_is_compared():
     (workload,) = workloads(BenchConfig(**SMALL), "cpu")
-    question = workload.question(CPU)
-    expected, calls = Expected(workload, question), Calls(peer_named("gather + SDPA"), question)
+    inputs = workload.make_inputs(CPU)
+    expected, calls = Expected(workload, inputs), Calls(peer_named("gather + SDPA"), inputs)
     expected.fill_upstream(calls.upstream, checked_only=True)
     values, *gradients = calls.make("operator", "eager")()
     assert expected.sums_error("operator", values, *gradients) < 1e-5
@@ -62,7 +62,7 @@ def test_every_gradient_is_compared():
 def test_executions_are_those_that_say_something():
     def rows(**of: object) -> list[int]:
         config = dataclasses.replace(BenchConfig(workloads=["attend"], backends=["torch"]), **of)
-        made = (contenders.entries(config, workload, "cuda") for workload in workloads(config, "cuda"))
+        made = (selection.entries(config, workload, "cuda") for workload in workloads(config, "cuda"))
         return [sum(len(entry.measurements) for entry in entries) for entries in made]
 
     assert rows() == [12, 12]  # torch and einsum in two executions each, the others in one
@@ -73,6 +73,6 @@ def test_executions_are_those_that_say_something():
 @pytest.mark.peers
 def test_physicsnemos_attention_gives_what_has_the_shape_of_ours():
     import_physicsnemo()
-    asked = attention_question(100, CPU)
-    found = Calls(peer_named("PhysicsNeMo"), asked).make("operator", "eager")()
+    inputs = attention_inputs(100, CPU)
+    found = Calls(peer_named("PhysicsNeMo"), inputs).make("operator", "eager")()
     assert [part.shape for part in found[:3]] == [(100, 64)] * 3

@@ -14,7 +14,7 @@ def before() -> list:
     return [
         row(p50_ms=1.0),
         row(mode="forward", p50_ms=2.0),
-        row(workload="w2", operator="radius", k=None, radius=0.1, contender="native", p50_ms=4.0),
+        row(workload="w2", operator="radius", k=None, radius=0.1, implementation="native", p50_ms=4.0),
         row(mode="knn", p50_ms=0.5),
         row(mode="build", p50_ms=0.1),
         row(mode="search", status=FAILED, p50_ms=None),
@@ -24,7 +24,13 @@ def before() -> list:
 def after() -> list:
     rows = [
         row(
-            workload="w2", operator="radius", k=None, radius=0.1, contender="native", p50_ms=2.0, commit="def"
+            workload="w2",
+            operator="radius",
+            k=None,
+            radius=0.1,
+            implementation="native",
+            p50_ms=2.0,
+            commit="def",
         ),
         row(mode="forward", p50_ms=2.06, commit="def"),
         row(p50_ms=1.1, commit="def"),
@@ -44,7 +50,7 @@ def test_the_slowest_row_comes_first_and_is_flagged():
     ]
 
 
-def test_summary_is_by_workload_and_contender():
+def test_summary_is_by_workload_and_implementation():
     text = compare.report(before(), after())
     assert "| w1, warp | 2 | 1.064 | 1.100 | 1 |" in text
     assert "| w2, native | 1 | 0.500 | 0.500 | 0 |" in text

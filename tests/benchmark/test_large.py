@@ -5,15 +5,15 @@ import torch
 from pointproj.benchmark import large, table
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import read_rows
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import run_benchmark
 from pointproj.runtime.distributed import SINGLE_PROCESS
 from tests.processes import run_together
 
 
 def measure(processes, folder):
     large.SIZES["cpu"] = (2000, 300)
-    asked_for = {"device": "cpu", "workloads": ["large"], "backends": ["warp"]}
-    rows = run(BenchConfig(**asked_for, output=str(folder / "r.csv")))
+    wanted = {"device": "cpu", "workloads": ["large"], "backends": ["warp"]}
+    rows = run_benchmark(BenchConfig(**wanted, output=str(folder / "r.csv")))
     assert [(row.mode, row.status) for row in rows] == [("aggregate", "ok"), ("operator", "ok")], rows
     assert all(row.parity_error < 1e-5 for row in rows)
     assert {row.repetitions for row in rows} == {large.REPETITIONS}

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from pointproj import knn, radius_neighbors
-from pointproj.benchmark import libraries, table
+from pointproj.benchmark import peers, table
 from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import entries
-from pointproj.benchmark.libraries import PEERS
+from pointproj.benchmark.implementations import FoundPairs, Implementation, padded_pairs
 from pointproj.benchmark.parity import Expected
-from pointproj.benchmark.peers import Contender, Pairs, padded_pairs
+from pointproj.benchmark.peers import PEERS
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import run_benchmark
+from pointproj.benchmark.selection import entries
 from pointproj.benchmark.workloads import (
     OF_LISTS,
-    Question,
+    Inputs,
     Workload,
-    list_question,
+    list_inputs,
     radius_of,
     surface,
     uniform,
@@ -30,10 +30,10 @@ from pointproj.benchmark.workloads import (
 from tests.benchmark.rows import row
 
 CPU = torch.device("cpu")
-ANY = Contender("any", "", {})
+ANY = Implementation("any", "", {})
 
 
-def named(name: str, finds: str) -> Contender:
+def named(name: str, finds: str) -> Implementation:
     return next(peer for peer in PEERS if peer.name == name and finds in peer.find)
 
 
@@ -43,8 +43,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
 
     def small(config: BenchConfig, device_type: str):
         for size in config.sizes:
-            asked = partial(list_question, uniform(size))
-            yield Workload("lists_uniform", "radius", OF_LISTS, asked)
+            make_inputs = partial(list_inputs, uniform(size))
+            yield Workload("lists_uniform", "radius", OF_LISTS, make_inputs)
 
     monkeypatch.setattr("pointproj.benchmark.run.workloads", small)
     few = {"device": "cpu", "workloads": ["lists"], "sizes": [200], "budget_s": 0.01}
@@ -52,18 +52,18 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
 
 
 @pytest.fixture
-def asked() -> Question:
+def inputs() -> Inputs:
     """The eight nearest within a radius that holds about as many."""
     points = uniform(150)(torch.Generator().manual_seed(3)).float()
-    return Question(Problem(points, points, points), 8, 0.45, capacity=4000)
+    return Inputs(Problem(points, points, points), 8, 0.45, capacity=4000)
 
 
-def expected_of(asked: Question) -> Expected:
-    return Expected(Workload("lists_uniform", "radius", ("padded",), lambda device: asked), asked)
+def expected_of(inputs: Inputs) -> Expected:
+    return Expected(Workload("lists_uniform", "radius", ("padded",), lambda device: inputs), inputs)
 
 
-def padded(asked: Question) -> Pairs:
-    found = radius_neighbors(*asked.points, asked.radius, max_neighbors=asked.k, backend="torch")
+def padded(inputs: Inputs) -> FoundPairs:
+    found = radius_neighbors(*inputs.points, inputs.radius, max_neighbors=inputs.k, backend="torch")
     return padded_pairs(found.indices, found.indices >= 0, found.distances, found.counts)
 
 
@@ -79,8 +79,8 @@ def peers_of_the_cpu() -> list:
 
 class TestRun:
     def test_rows_say_what_was_asked_and_what_was_returned(self, config: BenchConfig):
-        rows = run(dataclasses.replace(config, peers=["scipy cKDTree"]))
-        assert [(r.workload, r.contender, r.mode, r.status) for r in rows] == [
+        rows = run_benchmark(dataclasses.replace(config, peers=["scipy cKDTree"]))
+        assert [(r.workload, r.implementation, r.mode, r.status) for r in rows] == [
             ("lists_uniform", "torch", "padded", OK),
             ("lists_uniform", "torch", "csr", OK),
             ("lists_uniform", "scipy cKDTree", "padded", OK),
@@ -99,25 +99,25 @@ class TestRun:
 
     def test_wrong_list_gets_no_time(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
-        less = {"padded": lambda asked: right.find["padded"](asked._replace(k=31))}
+        less = {"padded": lambda inputs: right.find["padded"](inputs._replace(k=31))}
         wrong = dataclasses.replace(right, find=less)
-        monkeypatch.setattr(libraries, "PEERS", [wrong])
+        monkeypatch.setattr(peers, "PEERS", [wrong])
         only = {"backends": [], "modes": ["padded"]}
-        (result,) = run(dataclasses.replace(config, **only))
+        (result,) = run_benchmark(dataclasses.replace(config, **only))
         assert (result.status, result.p50_ms, result.parity_error) == (WRONG, None, float("inf"))
 
     def test_missing_peer_is_a_row_that_says_so(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
         right = named("scipy cKDTree", "padded")
         absent = dataclasses.replace(right, imports=("no_such_package",))
-        monkeypatch.setattr(libraries, "PEERS", [absent])
+        monkeypatch.setattr(peers, "PEERS", [absent])
         only = {"backends": [], "modes": ["padded"]}
-        (result,) = run(dataclasses.replace(config, **only))
+        (result,) = run_benchmark(dataclasses.replace(config, **only))
         assert (result.mode, result.execution, result.status) == ("padded", "-", MISSING)
         assert "No module named 'no_such_package'" in result.note
 
     def test_brute_force_that_takes_too_long_is_foreseen(self, config: BenchConfig):
         only = {"peers": [], "modes": ["csr"], "sizes": [7000], "slowest_call_s": 1e-3}
-        (result,) = run(dataclasses.replace(config, **only))
+        (result,) = run_benchmark(dataclasses.replace(config, **only))
         assert (result.status, result.p50_ms) == ("skipped", None)
         assert "more than slowest_call_s=0.001" in result.note
 
@@ -128,7 +128,7 @@ class TestPlan:
 
         def executions(config: BenchConfig, device: str, name: str) -> set[str]:
             of = next(w for w in workloads(config, device) if w.name == name)
-            rows = [e.measurements for e in entries(config, of, device) if e.contender.name == "native"]
+            rows = [e.measurements for e in entries(config, of, device) if e.implementation.name == "native"]
             return {execution for measurements in rows for _, execution in measurements}
 
         assert [w.name for w in workloads(config, "cuda")] == [
@@ -149,23 +149,23 @@ class TestPlan:
 
 class TestParity:
     @pytest.mark.parametrize("peer", peers_of_the_cpu())
-    def test_peers_agree_with_the_reference(self, asked: Question, peer: Contender):
+    def test_peers_agree_with_the_reference(self, inputs: Inputs, peer: Implementation):
         if peer.not_installed():
             pytest.skip(peer.not_installed())
         ((mode, find),) = peer.find.items()
-        assert expected_of(asked).pairs_error(mode, peer.read(find(asked)), peer) < 1e-5
+        assert expected_of(inputs).pairs_error(mode, peer.read(find(inputs)), peer) < 1e-5
 
-    def test_error_is_that_of_the_changed_list(self, asked: Question):
-        expected, found = expected_of(asked), padded(asked)
+    def test_error_is_that_of_the_changed_list(self, inputs: Inputs):
+        expected, found = expected_of(inputs), padded(inputs)
 
-        def error(found: Pairs) -> float:
+        def error(found: FoundPairs) -> float:
             return expected.pairs_error("padded", found, ANY)
 
         assert error(found) < 1e-6
         row = int(expected.rows[0][0])
         place = (found.queries == row).nonzero()[:, 0]
         one_less = torch.arange(len(found.queries)) != place[0]
-        assert error(Pairs(*(part[one_less] for part in found[:3]))) == float("inf")
+        assert error(FoundPairs(*(part[one_less] for part in found[:3]))) == float("inf")
         repeated = found.indices.clone()
         repeated[place[0]] = repeated[place[1]]
         assert error(found._replace(indices=repeated)) == float("inf")
@@ -179,24 +179,24 @@ class TestParity:
         miscounted[row] -= 1
         assert error(found._replace(counts=miscounted)) == float("inf")
 
-    def test_the_first_met_need_not_be_the_nearest_but_within_the_radius(self, asked: Question):
-        every = padded(asked._replace(k=150))
+    def test_the_first_met_need_not_be_the_nearest_but_within_the_radius(self, inputs: Inputs):
+        every = padded(inputs._replace(k=150))
         rank = torch.arange(len(every.queries)) - torch.searchsorted(every.queries, every.queries)
         counts = every.counts[every.queries]
-        farthest = Pairs(*(part[rank >= counts - asked.k] for part in every[:3]))
+        farthest = FoundPairs(*(part[rank >= counts - inputs.k] for part in every[:3]))
         any_within = dataclasses.replace(ANY, nearest=False)
-        expected = expected_of(asked)
+        expected = expected_of(inputs)
         assert expected.pairs_error("padded", farthest, any_within) < 1e-6
         assert expected.pairs_error("padded", farthest, ANY) > 0.05
-        distances, indices = knn(*asked.points, asked.k, backend="torch")
+        distances, indices = knn(*inputs.points, inputs.k, backend="torch")
         beyond = padded_pairs(indices, distances < torch.inf, distances)
-        nearer = expected_of(asked._replace(radius=0.2))
+        nearer = expected_of(inputs._replace(radius=0.2))
         assert nearer.pairs_error("padded", beyond, any_within) == float("inf")
 
-    def test_a_library_may_leave_out_the_point_itself(self, asked: Question):
-        expected, every = expected_of(asked), padded(asked._replace(k=150))
+    def test_a_library_may_leave_out_the_point_itself(self, inputs: Inputs):
+        expected, every = expected_of(inputs), padded(inputs._replace(k=150))
         others = every.queries != every.indices
-        without = Pairs(*(part[others] for part in every[:3]), every.counts - 1)
+        without = FoundPairs(*(part[others] for part in every[:3]), every.counts - 1)
         leaves_out = dataclasses.replace(ANY, itself=False)
         assert expected.pairs_error("csr", without, leaves_out) < 1e-6
         assert expected.pairs_error("csr", without, ANY) == float("inf")
@@ -213,10 +213,15 @@ class TestTable:
             row(
                 **uniform,
                 **{"mode": "padded", "k": 32, "execution": "eager", "p50_ms": 9.0},
-                **{"contender": "PhysicsNeMo", "kind": "peer", "note": "the first met"},
+                **{"implementation": "PhysicsNeMo", "kind": "peer", "note": "the first met"},
             ),
             row(
-                **uniform, mode="aggregate_csr", k=None, execution="eager", contender="pointproj", p50_ms=1.5
+                **uniform,
+                mode="aggregate_csr",
+                k=None,
+                execution="eager",
+                implementation="pointproj",
+                p50_ms=1.5,
             ),
         ]
 

@@ -7,7 +7,7 @@ import torch
 
 from pointproj.benchmark import models
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, WRONG
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import run_benchmark
 from tests.benchmark.test_run import bench_config
 from tests.compat.physicsnemo_library import import_physicsnemo
 
@@ -23,14 +23,14 @@ def small(ours: bool, *_: object) -> models.Made:
 
 def test_every_model_has_rows_with_its_own_search_and_with_ours(tmp_path: Path):
     def rows(**of: object) -> list[tuple]:
-        found = run(bench_config(tmp_path, **{"workloads": ["gino", "geotransolver"], **of}))
+        found = run_benchmark(bench_config(tmp_path, **{"workloads": ["gino", "geotransolver"], **of}))
         assert {row.status for row in found} <= {SKIPPED}  # foreseen to take longer than slowest_call_s
-        return [(row.workload, row.contender, row.references, row.execution) for row in found]
+        return [(row.workload, row.implementation, row.references, row.execution) for row in found]
 
     assert ("gino", "neuraloperator", 10**4, "eager") in rows()
     assert ("gino", "pointproj", 10**6, "eager") in rows()
-    for asked, executions in ((None, ["eager", "compiled"]), (["eager"], ["eager"])):
-        found = rows(execution=asked)
+    for wanted, executions in ((None, ["eager", "compiled"]), (["eager"], ["eager"])):
+        found = rows(execution=wanted)
         assert [row[3] for row in found if row[:2] == ("geotransolver", "pointproj")] == executions
     assert not rows(modes=["knn"])
     assert {row[1] for row in rows(peers=[])} == {"pointproj"}
@@ -38,9 +38,9 @@ def test_every_model_has_rows_with_its_own_search_and_with_ours(tmp_path: Path):
 
 def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(models, "import_failure", lambda name: f"{name} cannot be imported")
-    rows = run(bench_config(tmp_path, **CONFIG))
+    rows = run_benchmark(bench_config(tmp_path, **CONFIG))
     assert [(row.status, row.note) for row in rows] == [(MISSING, "neuralop.models cannot be imported")] * 3
-    rows = run(bench_config(tmp_path, workloads=["gino"]))
+    rows = run_benchmark(bench_config(tmp_path, workloads=["gino"]))
     assert {row.status for row in rows} == {SKIPPED}
     assert "more than slowest_call_s=2" in rows[0].note
 
@@ -53,8 +53,8 @@ def test_a_step_is_timed_if_the_small_model_agrees(
     monkeypatch.setitem(models.MODELS, "gino", model)
     monkeypatch.setattr(models, "import_failure", lambda name: None)
     monkeypatch.setattr(models, "disagreement", lambda *_: error)
-    theirs, ours, _ = run(bench_config(tmp_path, **CONFIG))
-    assert (theirs.contender, theirs.queries, theirs.references, theirs.status) == (
+    theirs, ours, _ = run_benchmark(bench_config(tmp_path, **CONFIG))
+    assert (theirs.implementation, theirs.queries, theirs.references, theirs.status) == (
         "neuraloperator",
         32**3,
         10**4,
@@ -63,7 +63,7 @@ def test_a_step_is_timed_if_the_small_model_agrees(
     assert 0 < theirs.p20_ms <= theirs.p50_ms <= theirs.p80_ms
     assert theirs.parity_error is None
     assert "MiB before the first step" in theirs.note
-    assert (ours.contender, ours.status, ours.parity_error) == ("pointproj", status, error)
+    assert (ours.implementation, ours.status, ours.parity_error) == ("pointproj", status, error)
 
 
 def test_another_output_or_gradient_is_a_disagreement():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pointproj.benchmark import contenders, workloads
+from pointproj.benchmark import selection, workloads
 from pointproj.benchmark.config import BenchConfig, to_bench_config
 from pointproj.benchmark.run import plan
 from pointproj.config import ConfigError
@@ -21,31 +21,31 @@ PROJECT = Path(__file__).parents[2]
 class TestPlan:
     def test_workloads_are_those_asked_for(self):
         made = workloads.workloads(BenchConfig(workloads=["scaling", "w2"], sizes=[500, 200]), "cpu")
-        names = [(w.name, w.question(CPU).points[1].shape[:-1].numel()) for w in made]
+        names = [(w.name, w.make_inputs(CPU).points[1].shape[:-1].numel()) for w in made]
         kinds = ("scaling_uniform", "scaling_clustered", "scaling_surface")
         scaling = [(kind, size) for kind in kinds for size in (200, 500)]
         assert names == [*scaling, ("scaling_batch", 160_000), ("w2", 25_000)]
 
     def test_a_cloud_that_searches_itself_is_one_tensor(self):
         (workload, *_) = workloads.workloads(BenchConfig(workloads=["scaling"], sizes=[200]), "cpu")
-        query_points, reference_points = workload.question(CPU).points
+        query_points, reference_points = workload.make_inputs(CPU).points
         assert query_points is reference_points
 
     def test_sixteen_clouds_are_asked_of_whoever_takes_batches(self):
         config = BenchConfig(workloads=["scaling"], sizes=[200], backends=["torch"])
         *_, batch = workloads.workloads(config, "cuda")
-        query_points, reference_points = batch.question(CPU).points
+        query_points, reference_points = batch.make_inputs(CPU).points
         assert query_points is reference_points
         assert reference_points.shape == (16, 10_000, 3)
-        asked = [entry.contender.name for entry in contenders.entries(config, batch, "cuda")]
-        assert asked == ["torch", "torchbvh", "torch-cluster", "KeOps"]
+        names = [entry.implementation.name for entry in selection.entries(config, batch, "cuda")]
+        assert names == ["torch", "torchbvh", "torch-cluster", "KeOps"]
 
     def test_a_point_of_the_crystal_has_42_neighbours(self):
-        question = workloads.crystal_question(2000, CPU)
-        points = question.points[1]
-        counts = (torch.cdist(points, points) <= question.radius).sum(1)
-        assert counts.max() == question.k == 43
-        assert question.capacity >= counts.sum()
+        inputs = workloads.crystal_inputs(2000, CPU)
+        points = inputs.points[1]
+        counts = (torch.cdist(points, points) <= inputs.radius).sum(1)
+        assert counts.max() == inputs.k == 43
+        assert inputs.capacity >= counts.sum()
 
     def test_surfaces_hold_the_points_asked_for_side_by_side(self):
         points = workloads.surface(1003)(torch.Generator().manual_seed(0))
@@ -57,14 +57,14 @@ class TestPlan:
 
     def test_captured_needs_cuda(self):
         with pytest.raises(ConfigError, match="captured needs a CUDA device, and this runs on cpu"):
-            contenders.executions(BenchConfig(execution=["captured"]), "cpu")
-        assert contenders.executions(BenchConfig(), "cpu") == ("eager", "compiled")
-        assert contenders.executions(BenchConfig(), "cuda") == ("eager", "compiled", "captured")
+            selection.executions(BenchConfig(execution=["captured"]), "cpu")
+        assert selection.executions(BenchConfig(), "cpu") == ("eager", "compiled")
+        assert selection.executions(BenchConfig(), "cuda") == ("eager", "compiled", "captured")
 
     def test_scaling_is_compiled_only_where_asked_for(self):
         def chosen(**of):
             config = BenchConfig(workloads=["scaling"], sizes=[200], backends=["torch"], peers=[], **of)
-            (entry,) = contenders.entries(config, next(workloads.workloads(config, "cpu")), "cpu")
+            (entry,) = selection.entries(config, next(workloads.workloads(config, "cpu")), "cpu")
             return entry.measurements
 
         assert chosen() == (("knn", "eager"),)
@@ -73,8 +73,8 @@ class TestPlan:
     def test_rows_that_say_nothing_new_are_left_out_unless_named(self):
         def chosen(name: str, **of):
             config = BenchConfig(**{"workloads": ["w1"], "backends": [], "peers": [], **of})
-            (entry,) = contenders.entries(config, next(workloads.workloads(config, "cuda")), "cuda")
-            assert entry.contender.name == name
+            (entry,) = selection.entries(config, next(workloads.workloads(config, "cuda")), "cuda")
+            assert entry.implementation.name == name
             return entry.measurements
 
         ours = chosen("warp", backends=["warp"])
@@ -95,11 +95,11 @@ class TestPlan:
         batches = chosen("warp", workloads=["batches"], backends=["warp"])
         assert batches == (("operator", "eager"),)
 
-    def test_contenders_of_readmes_table_come_first(self):
+    def test_implementations_of_readmes_table_come_first(self):
         config = BenchConfig(workloads=["w1", "w2"])
         for workload in workloads.workloads(config, "cuda"):
-            named = [entry.contender.name for entry in contenders.entries(config, workload, "cuda")]
-            first = [name for name in contenders.FIRST if name in named]
+            named = [entry.implementation.name for entry in selection.entries(config, workload, "cuda")]
+            first = [name for name in selection.FIRST if name in named]
             assert named[: len(first)] == first
             assert {"native", "warp", "tutorial torch", "PhysicsNeMo"} <= {*first}
             assert {"triton", "torch", "torch-cluster"} <= {*named}
@@ -120,19 +120,19 @@ class TestPlan:
         ]
         assert [w.name for w in workloads.workloads(config, "cpu")] == ["host_64", "host_64"]
         rows = [
-            (e.contender.name, *m)
-            for e in contenders.entries(config, made[2], "cuda")
+            (e.implementation.name, *m)
+            for e in selection.entries(config, made[2], "cuda")
             for m in e.measurements
         ]
         assert rows == [("warp", mode, "eager") for mode in ("aggregate", "operator", "step")]
         captured = dataclasses.replace(config, execution=["captured"])
-        assert [*contenders.entries(captured, made[2], "cuda")] == []
+        assert [*selection.entries(captured, made[2], "cuda")] == []
 
     def test_unknown_names_say_what_there_is(self):
         with pytest.raises(ConfigError, match="got wrap; did you mean warp"):
-            [*contenders.entries(BenchConfig(backends=["wrap"]), KNN, "cpu")]
+            [*selection.entries(BenchConfig(backends=["wrap"]), KNN, "cpu")]
         with pytest.raises(ConfigError, match="got pykdtre; did you mean pykdtree"):
-            [*contenders.entries(BenchConfig(peers=["pykdtre"]), KNN, "cpu")]
+            [*selection.entries(BenchConfig(peers=["pykdtre"]), KNN, "cpu")]
 
     def test_config_is_checked_as_a_whole(self):
         from omegaconf import OmegaConf

@@ -11,15 +11,17 @@ from pointproj.benchmark.run import plan
 from tests.benchmark.rows import row
 
 ROWS = [
-    row(contender="scipy cKDTree", kind="peer", mode="knn", execution="eager", p50_ms=43.4),
-    row(contender="native", mode="knn", execution="eager", p50_ms=9.5),
-    row(contender="native", mode="knn", execution="captured", p50_ms=8.8),
-    row(contender="native", mode="step", status=SKIPPED, p50_ms=None, note="would take about 9 s a call"),
-    row(contender="native", workload="w2", mode="forward", p50_ms=1.0),
+    row(implementation="scipy cKDTree", kind="peer", mode="knn", execution="eager", p50_ms=43.4),
+    row(implementation="native", mode="knn", execution="eager", p50_ms=9.5),
+    row(implementation="native", mode="knn", execution="captured", p50_ms=8.8),
+    row(
+        implementation="native", mode="step", status=SKIPPED, p50_ms=None, note="would take about 9 s a call"
+    ),
+    row(implementation="native", workload="w2", mode="forward", p50_ms=1.0),
 ]
 
 
-def test_the_fastest_execution_of_each_contender_is_shown():
+def test_the_fastest_execution_of_each_implementation_is_shown():
     first, _, step, *_ = quick.TASKS
     assert quick.table(ROWS) == [
         "| milliseconds | **native** | scipy cKDTree |",
@@ -32,19 +34,19 @@ def test_the_fastest_execution_of_each_contender_is_shown():
 def test_the_command_measures_what_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
-    asked = []
+    configs = []
 
-    def measured(config: BenchConfig, *, in_turns: list[str]) -> list[Row]:
-        asked.append(config)
-        parts = [part.workload for part in plan(config, "cpu", in_turns=in_turns)]
+    def measured(config: BenchConfig, *, interleaved: list[str]) -> list[Row]:
+        configs.append(config)
+        parts = [part.workload for part in plan(config, "cpu", interleaved=interleaved)]
         shown = ["w1", "lists_uniform", "w2"]
-        assert parts[:6] == shown * 2  # the first contender of each task, then the second
+        assert parts[:6] == shown * 2  # the first implementation of each task, then the second
         assert {*parts} == {*shown}
         return ROWS
 
-    monkeypatch.setattr(quick, "run", measured)
+    monkeypatch.setattr(quick, "run_benchmark", measured)
     assert quick.main(["--device", "cpu", "--output", str(tmp_path), "--minutes", "3"]) == 0
-    (config,) = asked
+    (config,) = configs
     assert (config.execution, config.minutes) == (["eager"], 3.0)
     assert "scipy cKDTree" in config.peers
     assert not {"cuML", "no such library"} & {*config.peers}
@@ -54,5 +56,5 @@ def test_the_command_measures_what_is_installed(
     assert "8.8" in shown
     assert "All results agree with the reference: the largest error is 1.5e-07" in shown
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
-    monkeypatch.setattr(quick, "run", lambda config, in_turns: ROWS[3:4])
+    monkeypatch.setattr(quick, "run_benchmark", lambda config, interleaved: ROWS[3:4])
     assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from pointproj import knn
-from pointproj.benchmark import libraries, start
+from pointproj.benchmark import peers, start
 from pointproj.benchmark.calls import Calls
 from pointproj.benchmark.cases import Case, Problem, gaussian
 from pointproj.benchmark.config import BenchConfig
-from pointproj.benchmark.contenders import backend_contender, entries, missing_backend
-from pointproj.benchmark.libraries import PEERS
+from pointproj.benchmark.implementations import Implementation, Nearest
 from pointproj.benchmark.parity import Expected, relative_error
-from pointproj.benchmark.peers import Contender, Nearest
-from pointproj.benchmark.recorder import Limits, NoTime, given_up_after
+from pointproj.benchmark.peers import PEERS
+from pointproj.benchmark.recorder import Limits, NoTime, time_limit
 from pointproj.benchmark.results import MISSING, OK, WRONG, Row, read_rows
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import run_benchmark
+from pointproj.benchmark.selection import backend_implementation, entries, missing_backend
 from pointproj.benchmark.timing import ISSUED_IN_A_ROW, measure, measure_host, percentiles
-from pointproj.benchmark.workloads import Question, Workload, of_case, workloads
+from pointproj.benchmark.workloads import Inputs, Workload, of_case, workloads
 from pointproj.ops.registry import names
 from tests.benchmark.rows import row
 
@@ -33,15 +33,15 @@ KNN = Workload("small", "knn", ("knn", "operator", "step"), of_case(SMALL, "knn"
 RADIUS = Workload("small", "radius", ("operator", "step"), of_case(SMALL, "radius"))
 
 
-def peer_named(name: str, operator: str = "knn") -> Contender:
+def peer_named(name: str, operator: str = "knn") -> Implementation:
     return next(peer for peer in PEERS if (peer.name, peer.operator) == (name, operator))
 
 
-def here(peer: Contender) -> bool:
+def here(peer: Implementation) -> bool:
     return "cpu" in peer.devices and not peer.not_installed()
 
 
-def without_package(name: str, function: Callable) -> Contender:
+def without_package(name: str, function: Callable) -> Implementation:
     """A peer with another function, for which nothing is imported."""
     return dataclasses.replace(peer_named(name), find={"knn": function}, imports=())
 
@@ -55,16 +55,16 @@ def bench_config(tmp_path: Path, **values: object) -> BenchConfig:
 def measure_small(monkeypatch: pytest.MonkeyPatch, config: BenchConfig, *made: Workload) -> list[Row]:
     """Run with these workloads in place of the named ones."""
     monkeypatch.setattr("pointproj.benchmark.run.workloads", lambda *_: iter(made))
-    return run(config)
+    return run_benchmark(config)
 
 
 class TestRun:
-    def test_rows_of_two_contenders_are_measured_and_kept(
+    def test_rows_of_two_implementations_are_measured_and_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         config = bench_config(tmp_path, execution=["eager"], backends=["torch"], peers=["scipy cKDTree"])
         rows = measure_small(monkeypatch, config, KNN)
-        measured = [(r.contender, r.mode, r.status) for r in rows if r.workload == "small"]
+        measured = [(r.implementation, r.mode, r.status) for r in rows if r.workload == "small"]
         modes = ("knn", "operator", "step")
         assert measured == [(name, mode, OK) for name in ("torch", "scipy cKDTree") for mode in modes]
         for r in rows:
@@ -79,11 +79,11 @@ class TestRun:
     def test_wrong_result_gets_no_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
         right = peer_named("scipy cKDTree")
 
-        def beyond(asked: Question) -> Nearest:
-            return Nearest(None, right.find["knn"](asked._replace(k=asked.k + 1)).indices[:, 1:])
+        def beyond(inputs: Inputs) -> Nearest:
+            return Nearest(None, right.find["knn"](inputs._replace(k=inputs.k + 1)).indices[:, 1:])
 
         wrong = dataclasses.replace(right, name="wrong", find={"knn": beyond})
-        monkeypatch.setattr(libraries, "PEERS", [wrong])
+        monkeypatch.setattr(peers, "PEERS", [wrong])
         rows = measure_small(monkeypatch, bench_config(tmp_path, execution=["eager"], backends=[]), KNN)
         assert [(r.mode, r.status, r.p50_ms) for r in rows] == [
             (mode, WRONG, None) for mode in ("knn", "operator", "step")
@@ -95,19 +95,19 @@ class TestRun:
         def broken(*_):
             raise MemoryError("no room for the pairs")
 
-        monkeypatch.setattr(libraries, "PEERS", [without_package("pykdtree", broken)])
+        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", broken)])
         config = bench_config(tmp_path, execution=["eager"], modes=["knn"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
         assert (only.status, only.note) == ("failed", "MemoryError: no room for the pairs")
         assert only.p50_ms is None
 
     def test_clouds_that_cannot_be_made_are_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        def too_large(device: torch.device) -> Question:
+        def too_large(device: torch.device) -> Inputs:
             raise MemoryError("no room for the points")
 
         config = bench_config(tmp_path, execution=["eager"], backends=["torch"], peers=[])
-        made = measure_small(monkeypatch, config, dataclasses.replace(KNN, question=too_large), KNN)
-        assert [(r.contender, r.mode, r.status) for r in made] == [
+        made = measure_small(monkeypatch, config, dataclasses.replace(KNN, make_inputs=too_large), KNN)
+        assert [(r.implementation, r.mode, r.status) for r in made] == [
             ("torch", "knn", "failed"),
             *[("torch", mode, OK) for mode in ("knn", "operator", "step")],
         ]
@@ -116,10 +116,10 @@ class TestRun:
     def test_missing_peer_is_a_row_that_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         right = peer_named("pykdtree")
         absent = dataclasses.replace(right, imports=("no_such_package",))
-        monkeypatch.setattr(libraries, "PEERS", [absent])
+        monkeypatch.setattr(peers, "PEERS", [absent])
         config = bench_config(tmp_path, execution=["eager"], backends=[])
         (only,) = measure_small(monkeypatch, config, KNN)
-        assert (only.contender, only.mode, only.status) == ("pykdtree", "-", MISSING)
+        assert (only.implementation, only.mode, only.status) == ("pykdtree", "-", MISSING)
         assert (
             only.note
             == "no_such_package cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"
@@ -130,10 +130,10 @@ class TestRun:
             raise KeyboardInterrupt
 
         config = bench_config(tmp_path, execution=["eager"], backends=["torch"], modes=["knn"])
-        monkeypatch.setattr(libraries, "PEERS", [without_package("pykdtree", interrupted)])
+        monkeypatch.setattr(peers, "PEERS", [without_package("pykdtree", interrupted)])
         with pytest.raises(KeyboardInterrupt):
             measure_small(monkeypatch, config, KNN)
-        assert [r.contender for r in read_rows(tmp_path / "r.csv")] == ["torch"]
+        assert [r.implementation for r in read_rows(tmp_path / "r.csv")] == ["torch"]
 
     def test_a_run_that_was_cut_off_goes_on(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         only = {"execution": ["eager"], "backends": ["torch"], "peers": [], "started": "2026-01-02"}
@@ -147,24 +147,29 @@ class TestRun:
     def test_workloads_are_measured_in_the_order_asked_for(self, tmp_path: Path):
         few = {"peers": [], "sizes": [200], "modes": ["aggregate", "knn"], "backends": ["torch"]}
         for order in (["host", "scaling"], ["scaling", "host"]):
-            rows = run(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
+            rows = run_benchmark(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
             assert list(dict.fromkeys(row.workload.partition("_")[0] for row in rows)) == order
 
     def test_what_the_minutes_do_not_hold_is_left_out(self, tmp_path: Path, caplog: pytest.LogCaptureFixture):
-        assert run(bench_config(tmp_path, workloads=["import", "start"], minutes=1e-9)) == []
+        assert run_benchmark(bench_config(tmp_path, workloads=["import", "start"], minutes=1e-9)) == []
         left_out = [message.partition(": ")[2] for message in caplog.messages]
         assert left_out == ["1 rows of import are left out", "6 rows of start are left out"]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(start, "IMPORTS", 3)
-        (only,) = run(bench_config(tmp_path, workloads=["import"]))
-        assert (only.contender, only.mode, only.status, only.repetitions) == ("pointproj", "import", OK, 3)
+        (only,) = run_benchmark(bench_config(tmp_path, workloads=["import"]))
+        assert (only.implementation, only.mode, only.status, only.repetitions) == (
+            "pointproj",
+            "import",
+            OK,
+            3,
+        )
         assert 0 < only.p20_ms <= only.p50_ms <= only.p80_ms < 60_000
         assert only.peak_mib is None
 
     def test_import_that_fails_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(start, "IMPORT_PROGRAM", "import no_such_package")
-        (only,) = run(bench_config(tmp_path, workloads=["import"]))
+        (only,) = run_benchmark(bench_config(tmp_path, workloads=["import"]))
         assert (only.status, only.p50_ms) == ("failed", None)
         assert "the process failed: ModuleNotFoundError: No module named 'no_such_package'" in only.note
 
@@ -177,43 +182,45 @@ class TestCalls:
     def test_compiled_and_eager_calls_return_both_distances_and_indices(self, backend: str, mode: str):
         if missing_backend(backend, "cpu", "knn") or (backend == "torch" and mode == "search"):
             pytest.skip("not on this machine")
-        question = KNN.question(CPU)
-        calls = Calls(backend_contender(backend, KNN), question)
-        expected = knn(*question.points, 5, backend="torch")
+        inputs = KNN.make_inputs(CPU)
+        calls = Calls(backend_implementation(backend, KNN), inputs)
+        expected = knn(*inputs.points, 5, backend="torch")
         for execution in ("eager", "compiled"):
             distances, indices = calls.make(mode, execution)()
             torch.testing.assert_close(distances, expected[0], rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(indices, expected[1], rtol=0, atol=0)
 
     @pytest.mark.parametrize("peer", [p for p in PEERS if "knn" in p.find], ids=lambda p: p.name)
-    def test_peers_return_what_they_find(self, peer: Contender):
+    def test_peers_return_what_they_find(self, peer: Implementation):
         if not here(peer):
             pytest.skip("not on this machine")
-        found = peer.find["knn"](KNN.question(CPU))
+        found = peer.find["knn"](KNN.make_inputs(CPU))
         assert found.indices.shape == found.distances.shape == (60, 5)
 
 
 class TestParity:
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
     def test_backends_and_peers_agree_with_the_reference(self, workload: Workload):
-        question = workload.question(CPU)
-        expected = Expected(workload, question)
-        contenders = [p for p in PEERS if p.operator == workload.operator and p.aggregate and here(p)]
-        assert {"tutorial torch", "scipy cKDTree"} <= {contender.name for contender in contenders}
-        for contender in [backend_contender("torch", workload), *contenders]:
-            calls = Calls(contender, question)
+        inputs = workload.make_inputs(CPU)
+        expected = Expected(workload, inputs)
+        implementations = [p for p in PEERS if p.operator == workload.operator and p.aggregate and here(p)]
+        assert {"tutorial torch", "scipy cKDTree"} <= {
+            implementation.name for implementation in implementations
+        }
+        for implementation in [backend_implementation("torch", workload), *implementations]:
+            calls = Calls(implementation, inputs)
             expected.fill_upstream(calls.upstream, checked_only=True)
             error = expected.error(calls, "operator", "eager", calls.make("operator", "eager")())
-            assert error < 1e-5, contender.name
+            assert error < 1e-5, implementation.name
 
     @pytest.mark.parametrize("workload", [KNN, RADIUS], ids=lambda w: w.operator)
     @pytest.mark.parametrize("backend", names())
     def test_all_gradients_agree_with_the_reference(self, workload: Workload, backend: str):
         if missing_backend(backend, "cpu", workload.operator):
             pytest.skip("not on this machine")
-        question = workload.question(CPU)
-        expected = Expected(workload, question)
-        calls = Calls(backend_contender(backend, workload), question)
+        inputs = workload.make_inputs(CPU)
+        expected = Expected(workload, inputs)
+        calls = Calls(backend_implementation(backend, workload), inputs)
         expected.fill_upstream(calls.upstream, checked_only=True)
         values, *gradients = calls.make("gradients", "eager")()
         assert expected.sums_error("operator", values, *gradients) < 1e-5
@@ -222,9 +229,9 @@ class TestParity:
             assert expected.sums_error("operator", values, *changed) == pytest.approx(0.01, rel=1e-2), name
 
     def test_error_is_that_of_the_changed_value_or_gradient(self):
-        question = KNN.question(CPU)
-        expected = Expected(KNN, question)
-        calls = Calls(backend_contender("torch", KNN), question)
+        inputs = KNN.make_inputs(CPU)
+        expected = Expected(KNN, inputs)
+        calls = Calls(backend_implementation("torch", KNN), inputs)
         expected.fill_upstream(calls.upstream, checked_only=True)
         values, gradient = calls.make("operator", "eager")()
         assert expected.sums_error("operator", values * 1.01, gradient) == pytest.approx(0.01, rel=1e-3)
@@ -232,9 +239,9 @@ class TestParity:
         assert expected.sums_error("operator", values.masked_fill(values > 1, torch.nan)) == float("inf")
 
     def test_neighbours_may_tie_but_not_repeat_or_be_absent(self):
-        question = KNN.question(CPU)
-        expected = Expected(KNN, question)
-        distances, indices = backend_contender("torch", KNN).find["knn"](question)
+        inputs = KNN.make_inputs(CPU)
+        expected = Expected(KNN, inputs)
+        distances, indices = backend_implementation("torch", KNN).find["knn"](inputs)
 
         def error(indices: Tensor, distances: Tensor | None = None) -> float:
             found = Nearest(distances, indices)
@@ -256,7 +263,7 @@ class TestParity:
     def test_only_checked_queries_send_a_gradient_to_the_check(self):
         case = Case("large", gaussian(900, 16_000), k=2, radius=None)
         workload = Workload("large", "knn", ("operator",), of_case(case, "knn"))
-        expected = Expected(workload, workload.question(CPU))
+        expected = Expected(workload, workload.make_inputs(CPU))
         assert len(expected.checked) == 2**23 // 16_000
         upstream = torch.empty(900, 3)
         expected.fill_upstream(upstream, checked_only=True)
@@ -275,15 +282,15 @@ class TestLimits:
     def test_all_pairs_that_do_not_fit_into_memory_are_refused(self):
         problem = of_case(Case("huge", gaussian(1, 1)), "knn")(CPU).problem
         points = problem.reference_points.expand(3_000_000, 3)
-        question = Question(problem._replace(query_points=points, reference_points=points), 4)
-        contender = peer_named("tutorial torch")
+        inputs = Inputs(problem._replace(query_points=points, reference_points=points), 4)
+        implementation = peer_named("tutorial torch")
         with pytest.raises(NoTime, match=r"would need about 1[\d.e+]+ GiB"):
-            Limits(BenchConfig(), CPU).check_pairs(contender, question)
+            Limits(BenchConfig(), CPU).check_pairs(implementation, inputs)
 
     def test_a_call_that_takes_too_long_is_given_up(self):
-        with pytest.raises(NoTime, match=r"given up after 0.05 s"), given_up_after(0.05):
+        with pytest.raises(NoTime, match=r"given up after 0.05 s"), time_limit(0.05):
             time.sleep(60)
-        with given_up_after(0.05):
+        with time_limit(0.05):
             pass
         time.sleep(0.1)
 
@@ -291,7 +298,7 @@ class TestLimits:
         limits = Limits(BenchConfig(slowest_call_s=2.0), CPU)
         limits.learn(row(references=1000, p50_ms=300.0))
         limits.check_growth(row(references=5000))
-        limits.check_growth(row(references=10_000, contender="another"))
+        limits.check_growth(row(references=10_000, implementation="another"))
         with pytest.raises(NoTime, match="would take about 3 s a call, more than slowest_call_s=2"):
             limits.check_growth(row(references=10_000))
         limits.learn(row(references=10_000, p50_ms=2500.0, execution="eager"))
@@ -340,9 +347,9 @@ class TestFarthest:
     def test_rows_of_any_library_are_checked_point_by_point(self):
         workload, batch, *_ = workloads(BenchConfig(workloads=["farthest"]), "cpu")
         points = torch.randn(3, 50, 3, generator=torch.Generator().manual_seed(0))
-        question = Question(Problem(points, points, points), 20)
-        expected = Expected(batch, question)
-        rows = backend_contender("torch", workload).find["farthest"](question)
+        inputs = Inputs(Problem(points, points, points), 20)
+        expected = Expected(batch, inputs)
+        rows = backend_implementation("torch", workload).find["farthest"](inputs)
         assert expected.farthest_error(rows) < 1e-6
         exchanged = rows.clone()
         exchanged[1, [4, 15]] = exchanged[1, [15, 4]]
@@ -354,7 +361,7 @@ class TestFarthest:
     def test_a_row_for_each_that_chooses_exactly(self):
         config = BenchConfig(workloads=["farthest"], backends=["torch", "native", "warp"])
         found = {
-            (len(w.question(CPU).problem.ranges()), e.contender.name)
+            (len(w.make_inputs(CPU).problem.ranges()), e.implementation.name)
             for w in workloads(config, "cuda")
             for e in entries(config, w, "cuda")
         }

@@ -10,7 +10,7 @@ import pytest
 from pointproj.benchmark import start
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import FAILED, OK
-from pointproj.benchmark.run import plan, run
+from pointproj.benchmark.run import plan, run_benchmark
 from tests.benchmark.test_run import bench_config
 
 
@@ -36,8 +36,8 @@ def test_runs_are_rows_and_share_their_caches(tmp_path: Path, monkeypatch: pytes
         return ""
 
     monkeypatch.setattr(start, "answer_of", trained)
-    rows = run(bench_config(tmp_path, workloads=["start"]))
-    assert [(row.contender, row.mode, row.execution, row.status) for row in rows] == [
+    rows = run_benchmark(bench_config(tmp_path, workloads=["start"]))
+    assert [(row.implementation, row.mode, row.execution, row.status) for row in rows] == [
         *[("tutorial_knn", mode, of, OK) for of in ("cold", "warm") for mode in ("first_step", "whole")],
         *[("default", "first_step", of, FAILED) for of in ("cold", "warm")],
     ]

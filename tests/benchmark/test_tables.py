@@ -15,9 +15,17 @@ class TestTable:
         row(),
         row(mode="forward", p50_ms=0.123456),
         row(workload="w2", operator="radius", k=None, radius=0.1, execution="eager", p50_ms=123.4),
-        row(contender="tutorial torch", kind="peer", execution="eager", p50_ms=87.65, peak_mib=40_960.2),
-        row(contender="cuML", kind="peer", status=WRONG, p50_ms=None, execution="eager"),
-        row(contender="KeOps", kind="peer", mode="-", execution="-", status=MISSING, p50_ms=None, note="no"),
+        row(implementation="tutorial torch", kind="peer", execution="eager", p50_ms=87.65, peak_mib=40_960.2),
+        row(implementation="cuML", kind="peer", status=WRONG, p50_ms=None, execution="eager"),
+        row(
+            implementation="KeOps",
+            kind="peer",
+            mode="-",
+            execution="-",
+            status=MISSING,
+            p50_ms=None,
+            note="no",
+        ),
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.5, execution="eager"),
         row(workload="scaling_uniform", mode="knn", references=10_000, p50_ms=0.05),
         row(workload="scaling_surface", mode="knn", references=10_000_000, p50_ms=9.87),
@@ -73,7 +81,7 @@ class TestTable:
 
     def test_the_hosts_time_all_gradients_and_the_first_step_are_tables(self):
         host = {"workload": "host_64", "execution": "eager", "mode": "operator"}
-        start = {"workload": "start", "contender": "default", "mode": "first_step"}
+        start = {"workload": "start", "implementation": "default", "mode": "first_step"}
         text = table.tables(
             [
                 row(mode="gradients", p50_ms=0.574),
@@ -83,7 +91,13 @@ class TestTable:
                 row(**host, operator="radius", p50_ms=0.4),
                 row(**start, execution="cold", p50_ms=20_123.0),
                 row(**start, execution="warm", p50_ms=9_876.0),
-                row(workload="gino", contender="pointproj", references=10**4, execution="eager", p50_ms=20.0),
+                row(
+                    workload="gino",
+                    implementation="pointproj",
+                    references=10**4,
+                    execution="eager",
+                    p50_ms=20.0,
+                ),
             ]
         )
         assert "| **warp**, captured |  |  | 0.574 |" in text
@@ -115,10 +129,15 @@ class TestTable:
         of = {"workload": "attend", "operator": "attend", "k": 16, "channels": 64, "execution": "eager"}
         text = table.tables(
             [
-                row(**of, contender="native", mode="aggregate", p50_ms=0.4),
-                row(**of, contender="native", mode="operator", p50_ms=1.2, peak_mib=300.0),
+                row(**of, implementation="native", mode="aggregate", p50_ms=0.4),
+                row(**of, implementation="native", mode="operator", p50_ms=1.2, peak_mib=300.0),
                 row(
-                    **of, contender="gather + SDPA", kind="peer", mode="operator", p50_ms=9.0, peak_mib=2400.0
+                    **of,
+                    implementation="gather + SDPA",
+                    kind="peer",
+                    mode="operator",
+                    p50_ms=9.0,
+                    peak_mib=2400.0,
                 ),
             ]
         )
@@ -127,7 +146,7 @@ class TestTable:
         assert "| gather + SDPA, eager |  | 9 | 2,400 |" in text
 
     def test_the_time_of_the_import_is_a_table(self):
-        text = table.tables([row(workload="import", contender="pointproj", mode="import", p50_ms=34.42)])
+        text = table.tables([row(workload="import", implementation="pointproj", mode="import", p50_ms=34.42)])
         assert "`from pointproj import knn` in a new process" in text
         assert "| **pointproj** | 34.4 |" in text
 

@@ -6,10 +6,10 @@ from hydra import compose, initialize_config_dir
 
 from pointproj.benchmark import table
 from pointproj.benchmark.config import WITH_RMM, BenchConfig, register_schema, to_bench_config
-from pointproj.benchmark.contenders import entries, executions
 from pointproj.benchmark.recorder import Recorder
 from pointproj.benchmark.results import ResultsFile
-from pointproj.benchmark.run import run
+from pointproj.benchmark.run import run_benchmark
+from pointproj.benchmark.selection import entries, executions
 from pointproj.benchmark.tutorial import LINES, PROJECT, command
 from pointproj.benchmark.workloads import workloads
 from pointproj.config import ConfigError
@@ -24,19 +24,24 @@ def config_of(arguments: list[str]) -> BenchConfig:
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.label)
-def test_every_line_is_one_contender_in_one_execution(line, tmp_path):
+def test_every_line_is_one_implementation_in_one_execution(line, tmp_path):
     program, *arguments = command(line, ["output=x.csv"])[1:]
     assert program.endswith("bench.py")
     config = config_of(arguments)
     assert (config.output, config.gpu_memory) == ("x.csv", line.gpu_memory)
     (workload,) = workloads(config, "cuda")
     (entry,) = entries(config, workload, "cuda")
-    assert entry.contender.name == line.contender
+    assert entry.implementation.name == line.implementation
     recorder = Recorder(config, torch.device("cpu"), {}, ResultsFile(tmp_path / "x.csv"))
     blank = recorder.blank(
-        workload="w1", operator="knn", contender=line.contender, mode="step", queries=1, references=1
+        workload="w1",
+        operator="knn",
+        implementation=line.implementation,
+        mode="step",
+        queries=1,
+        references=1,
     )
-    assert blank.contender == line.contender + (WITH_RMM if line.gpu_memory == "rmm" else "")
+    assert blank.implementation == line.implementation + (WITH_RMM if line.gpu_memory == "rmm" else "")
     assert entry.measurements == (("forward", line.execution), ("step", line.execution))
 
 
@@ -49,15 +54,22 @@ def test_nothing_is_captured_in_rmms_memory():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_rmm_without_a_gpu_is_refused_before_anything_is_measured(tmp_path):
     with pytest.raises(AllocatorUnavailable, match="finds no GPU"):
-        run(BenchConfig(gpu_memory="rmm", output=str(tmp_path / "x.csv")))
+        run_benchmark(BenchConfig(gpu_memory="rmm", output=str(tmp_path / "x.csv")))
     assert not any(tmp_path.iterdir())
 
 
 def test_lines_stand_in_the_tutorials_order():
     rows = [
-        row(contender="cuml + RMM", execution="compiled", mode="step", p50_ms=11.5, peak_mib=99.0),
-        row(contender="cuML", kind="peer", execution="eager", mode="forward", p50_ms=9.9),
-        row(contender="cuML + RMM", kind="peer", execution="eager", mode="step", p50_ms=10.5, peak_mib=77.0),
+        row(implementation="cuml + RMM", execution="compiled", mode="step", p50_ms=11.5, peak_mib=99.0),
+        row(implementation="cuML", kind="peer", execution="eager", mode="forward", p50_ms=9.9),
+        row(
+            implementation="cuML + RMM",
+            kind="peer",
+            execution="eager",
+            mode="step",
+            p50_ms=10.5,
+            peak_mib=77.0,
+        ),
     ]
     text = table.tables(rows)
     section = text.partition("reproduced, and ours below it:")[2].partition("\n\nNetwork")[0]

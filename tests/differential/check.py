@@ -10,7 +10,7 @@ from torch import Tensor
 import pointproj
 from pointproj import NeighborList, Neighbors
 from tests.differential.draw import NAMES, Call, laid_out
-from tests.differential.truth import Formula, Pairs, find_pairs
+from tests.differential.truth import ExpectedPairs, Formula, find_pairs
 from tests.oracle import assert_close
 
 ROUNDINGS = 4  # units in the last place that each step of a formula with noise is off, at most
@@ -28,7 +28,7 @@ class Expected:
     """What a call must return, and how well plain torch does it."""
 
     call: Call
-    pairs: Pairs
+    pairs: ExpectedPairs
     upstream: list[Tensor]
     directions: dict[str, Tensor]
     exact: Outputs

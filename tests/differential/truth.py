@@ -16,7 +16,7 @@ from pointproj.ops.specification import reference
 from tests.differential.draw import NAMES, OF_FEATURES, Call
 
 
-class Pairs(NamedTuple):
+class ExpectedPairs(NamedTuple):
     """Who is whose neighbour, in packed rows."""
 
     query: Tensor  # (P,)
@@ -27,7 +27,7 @@ class Pairs(NamedTuple):
 
 
 @torch.no_grad()
-def find_pairs(call: Call) -> Pairs:
+def find_pairs(call: Call) -> ExpectedPairs:
     """The neighbours of a call."""
     squared = _squared_distances(call)
     within = torch.ones_like(squared, dtype=torch.bool)
@@ -42,7 +42,7 @@ def find_pairs(call: Call) -> Pairs:
         size = _capacity(call, len(rows))
         lists = torch.nn.functional.pad(rows[:size, 1], (0, max(0, size - len(rows))), value=-1)
         rows = rows[:size]
-        return Pairs(rows[:, 0], rows[:, 1], torch.arange(len(rows)), lists, counts)
+        return ExpectedPairs(rows[:, 0], rows[:, 1], torch.arange(len(rows)), lists, counts)
     squared, order = squared.masked_fill(~within, torch.inf).sort(dim=1, stable=True)
     order = torch.where(squared.isfinite(), order, -1)[:, : call.k]
     lists = torch.nn.functional.pad(order, (0, call.k - order.shape[1]), value=-1)
@@ -52,7 +52,7 @@ def find_pairs(call: Call) -> Pairs:
         if call.rows == "shuffled":
             lists = lists.gather(1, torch.from_numpy(rng.random(lists.shape)).argsort(1))
     query, column = (lists >= 0).nonzero(as_tuple=True)
-    return Pairs(query, lists[query, column], query * call.k + column, lists, counts)
+    return ExpectedPairs(query, lists[query, column], query * call.k + column, lists, counts)
 
 
 def _capacity(call: Call, pairs: int) -> int:
@@ -97,7 +97,7 @@ class Formula:
     ``noise`` is the seed of the errors and their size.
     """
 
-    def __init__(self, call: Call, pairs: Pairs, noise: tuple[int, float] | None = None) -> None:
+    def __init__(self, call: Call, pairs: ExpectedPairs, noise: tuple[int, float] | None = None) -> None:
         self.call, self.pairs = call, pairs
         self.noise = noise
         self.generator = torch.Generator().manual_seed(noise[0]) if noise else None

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Clouds, clustered, cube, gaussian
+from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, MakePoints, clustered, cube, gaussian
 
 
-def uniform(queries: int, references: int) -> Clouds:
+def uniform(queries: int, references: int) -> MakePoints:
     """Both uniform in [-1, 1]^3."""
     return lambda g: (cube(g, queries), cube(g, references))
 
 
-def itself(points: Callable[[torch.Generator], Tensor]) -> Clouds:
+def itself(points: Callable[[torch.Generator], Tensor]) -> MakePoints:
     """Every reference point is a query: each finds itself at distance 0."""
 
     def clouds(g: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -68,7 +68,7 @@ def _two_clumps(g: torch.Generator) -> tuple[Tensor, Tensor]:
     return cube(g, 15) + clumps[0], cube(g, 40) + clumps[torch.arange(40) % 2]
 
 
-def _of_total(sizes: tuple[tuple[int, int], ...]) -> Clouds:
+def _of_total(sizes: tuple[tuple[int, int], ...]) -> MakePoints:
     return uniform(*(sum(s) for s in zip(*sizes, strict=True)))
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark import libraries
+from pointproj.benchmark import peers
 from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConfig, unknown
-from pointproj.benchmark.peers import ALL_PAIRS, Contender, Nearest, Pairs, padded_pairs
-from pointproj.benchmark.workloads import HEADS, Question, Workload
+from pointproj.benchmark.implementations import ALL_PAIRS, FoundPairs, Implementation, Nearest, padded_pairs
+from pointproj.benchmark.workloads import HEADS, Inputs, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import load, names, resolve
@@ -22,27 +22,27 @@ SLOW = {("scaling_clustered", name) for name in ("warp", "triton", "cuml")}  # m
 
 
 class Entry(NamedTuple):
-    """One contender on one workload, and what to measure: (mode, execution) of each row."""
+    """One implementation on one workload, and what to measure: (mode, execution) of each row."""
 
-    contender: Contender
+    implementation: Implementation
     measurements: tuple[tuple[str, str], ...]
 
 
-def backend_names(asked_for: list[str] | None, operator: str | None = None) -> list[str]:
+def backend_names(wanted: list[str] | None, operator: str | None = None) -> list[str]:
     """The backends to measure, all of None, that have an operator; ConfigError of a wrong name."""
-    chosen = _chosen("backends", asked_for, names())
+    chosen = _chosen("backends", wanted, names())
     return [name for name in chosen if operator is None or operator in load(name).OPERATORS]
 
 
-def peer_names(asked_for: list[str] | None) -> list[str]:
+def peer_names(wanted: list[str] | None) -> list[str]:
     """The peers to measure, all of None; ConfigError of a wrong name."""
-    return _chosen("peers", asked_for, dict.fromkeys(peer.name for peer in libraries.PEERS))
+    return _chosen("peers", wanted, dict.fromkeys(peer.name for peer in peers.PEERS))
 
 
-def _chosen(key: str, asked_for: list[str] | None, known: Iterable[str]) -> list[str]:
-    if problems := [*unknown(key, asked_for or (), tuple(known))]:
+def _chosen(key: str, wanted: list[str] | None, known: Iterable[str]) -> list[str]:
+    if problems := [*unknown(key, wanted or (), tuple(known))]:
         raise ConfigError("\n".join(problems))
-    return [*known] if asked_for is None else asked_for
+    return [*known] if wanted is None else wanted
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
@@ -64,26 +64,26 @@ def missing_backend(name: str, device_type: str, operator: str) -> str | None:
 
 
 def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Entry]:
-    """All contenders of a workload, also those that cannot run on this device; :data:`FIRST` first."""
-    made = [*_contenders(config, workload, device_type)]
-    for contender in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
+    """All implementations of a workload, also those that cannot run on this device; :data:`FIRST` first."""
+    made = [*_implementations(config, workload, device_type)]
+    for implementation in sorted(made, key=lambda of: (*FIRST, of.name).index(of.name)):
         measurements = tuple(
             (mode, execution)
             for mode in workload.modes
-            if mode in contender.modes and mode in config.modes
-            for execution in _executions(contender, config, workload, mode, device_type)
+            if mode in implementation.modes and mode in config.modes
+            for execution in _executions(implementation, config, workload, mode, device_type)
         )
         if measurements:
-            yield Entry(contender, measurements)
+            yield Entry(implementation, measurements)
 
 
-def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Contender]:
+def _implementations(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Implementation]:
     chosen = backend_names(config.backends, workload.operator)
     for name in chosen:
-        made = backend_contender(name, workload)
+        made = backend_implementation(name, workload)
         yield replace(made, missing=missing_backend(name, device_type, workload.operator))
     known = peer_names(config.peers)
-    for peer in libraries.PEERS:
+    for peer in peers.PEERS:
         takes_it = workload.peers == "all" or (workload.peers == "batched" and peer.batched)
         wanted = peer.operator == workload.operator and {*peer.modes} & {*workload.modes}
         if peer.name in known and device_type in peer.devices and takes_it and wanted:
@@ -91,32 +91,34 @@ def _contenders(config: BenchConfig, workload: Workload, device_type: str) -> It
     if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:  # the same over lists from every backend
         finder = "auto" if config.backends is None else next((n for n in chosen if n != "torch"), "torch")
         given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": {}}
-        yield replace(backend_contender(finder, workload), **given)
+        yield replace(backend_implementation(finder, workload), **given)
 
 
-def backend_contender(name: str, workload: Workload) -> Contender:
+def backend_implementation(name: str, workload: Workload) -> Implementation:
     """One of our backends on a workload."""
     brute_force = name == "torch" and workload.operator in ("knn", "radius")  # it has no index to build
     without = LIST_SUMS + (NOT_COMPILED if brute_force else ())
     build, knn = partial(pointproj.build_index, backend=name), partial(pointproj.knn, backend=name)
     lists = partial(pointproj.radius_neighbors, backend=name)
 
-    def aggregate(asked: Question, *tensors: Tensor) -> Tensor:
+    def aggregate(inputs: Inputs, *tensors: Tensor) -> Tensor:
         if workload.operator == "attend":
-            return pointproj.attend(*tensors, asked.neighbors, heads=HEADS, backend=name)
-        options = {"sigma": asked.sigma, "backend": name, **asked.problem.offsets}
+            return pointproj.attend(*tensors, inputs.neighbors, heads=HEADS, backend=name)
+        options = {"sigma": inputs.sigma, "backend": name, **inputs.problem.offsets}
         if workload.operator == "knn":
-            return pointproj.knn_aggregate(*asked.points, *tensors, asked.k, **options)
-        return pointproj.radius_aggregate(*asked.points, *tensors, asked.radius, **options)
+            return pointproj.knn_aggregate(*inputs.points, *tensors, inputs.k, **options)
+        return pointproj.radius_aggregate(*inputs.points, *tensors, inputs.radius, **options)
 
     find = {
-        "build": lambda q: build(q.points[1], radius=q.radius, reference_offsets=q.problem.reference_offsets),
-        "knn": lambda q, index=None: Nearest(*knn(*q.points, q.k, index=index, **q.problem.offsets)),
-        "padded": lambda q: lists(*q.points, q.radius, max_neighbors=q.k),
-        "csr": lambda q: lists(*q.points, q.radius, capacity=q.capacity),
-        "farthest": lambda q: pointproj.farthest_points(q.points[0], q.k, backend=name),
+        "build": lambda of: build(
+            of.points[1], radius=of.radius, reference_offsets=of.problem.reference_offsets
+        ),
+        "knn": lambda of, index=None: Nearest(*knn(*of.points, of.k, index=index, **of.problem.offsets)),
+        "padded": lambda of: lists(*of.points, of.radius, max_neighbors=of.k),
+        "csr": lambda of: lists(*of.points, of.radius, capacity=of.capacity),
+        "farthest": lambda of: pointproj.farthest_points(of.points[0], of.k, backend=name),
     }
-    return Contender(
+    return Implementation(
         name=name,
         kind="backend",
         package="pointproj",
@@ -130,31 +132,31 @@ def backend_contender(name: str, workload: Workload) -> Contender:
     )
 
 
-def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> Pairs:
+def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> FoundPairs:
     used = found.indices >= 0
     if isinstance(found, pointproj.Neighbors):
         return padded_pairs(found.indices, used, found.distances, found.counts)
     counts = found.row_splits.diff()
-    return Pairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
+    return FoundPairs(found.query_indices[used], found.indices[used], found.distances[used], counts)
 
 
 def _executions(
-    contender: Contender, config: BenchConfig, workload: Workload, mode: str, device_type: str
+    implementation: Implementation, config: BenchConfig, workload: Workload, mode: str, device_type: str
 ) -> Iterator[str]:
     """Those that can be measured; unless the config names some, those that say what no other row says.
 
     Where most of the time is the device's, or the call waits for it, a compiled or captured call takes as
     long as an eager one; of networks the tutorial shows both.
     """
-    able = {*contender.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
-    ours, attends = contender.kind == "backend", workload.operator == "attend"
+    able = {*implementation.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+    ours, attends = implementation.kind == "backend", workload.operator == "attend"
     if mode in NOT_COMPILED or not (ours or attends or mode in NETWORK):
         able -= {"compiled"}  # of a library's search only the network around it gains anything
     if config.execution is None:
         worth = workload.fewer.get(mode, workload.executions)
-        if ours and device_type in contender.brute_force:
+        if ours and device_type in implementation.brute_force:
             worth = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
-        elif not ours or "captured" not in contender.executions:
+        elif not ours or "captured" not in implementation.executions:
             both = attends or (workload.executions == EXECUTIONS and mode in NETWORK)
             worth = EXECUTIONS[:2] if both else EXECUTIONS[:1]
         able &= {*worth}
