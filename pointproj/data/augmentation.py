@@ -1,7 +1,7 @@
 """Random changes of training shapes on the device; query points move with the reference points.
 
 All random numbers come from a generator seeded by (seed, step), so that a resumed run gets the same batches.
-Nothing waits for the device.
+The host never waits for the device.
 """
 
 import math
@@ -24,24 +24,24 @@ def augment(
     distances: bool,
     finish: Callable[[dict[str, Any], torch.Generator], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Change the shapes of a batch, each in its own way; the batch given keeps its own tensors.
+    """Return a batch with each shape changed in its own way; the tensors of ``batch`` stay as they are.
 
     Parameters
     ----------
     batch : dict
-        ``reference_points`` and ``normals`` (B, N, 3), and perhaps ``sensors`` (B, N, 3), unit vectors
-        towards what saw the points; ``query_points`` (B, Q, 3) and ``target`` (B, Q) where shapes are to
-        move; anything else is passed on.
+        ``reference_points`` and ``normals`` (B, N, 3). Optional ``sensors`` (B, N, 3) are unit vectors from
+        the points to the sensors that saw them. ``query_points`` (B, Q, 3) and ``target`` (B, Q) are needed
+        if the settings move shapes. All other entries are passed on.
     settings : AugmentationConfig
-        Shapes that move are centred and scaled to the normalised size before they shrink, as by
-        :func:`pointproj.geometry.meshes.normalize`.
+        What to change. After rotation, mirroring, stretching and warping, shapes are normalised again as by
+        :func:`pointproj.geometry.meshes.normalize`; then they shrink.
     seed : tuple of int
-        Seed of the run, and step. Equal ones change equal batches equally.
+        Seed of the run, and step. Equal seeds change equal batches in the same way.
     distances : bool
         Whether the target holds distances, which scale with the shape.
     finish : callable, optional
-        Makes clouds of the points that were drawn, once the shapes have moved, and before points get noise or
-        a gap: :meth:`pointproj.data.clouds.Sampling.finish`.
+        Turns the drawn points into clouds: :meth:`pointproj.data.clouds.Sampling.finish`. It is called after
+        the shapes have moved, and before points get noise or a gap.
     """
     if settings == AugmentationConfig() and finish is None:
         return batch
@@ -113,9 +113,9 @@ def _moved(
 def _turned(
     batch: dict[str, Any], of_normals: Callable[[Tensor], Tensor], of_lines: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Unit normals, and unit vectors towards sensors where there are any, after a change of the shapes."""
+    """Transform normals and, if there are any, the vectors to the sensors; scale both to unit length."""
     changed = {"normals": of_normals(batch["normals"])}
-    if "sensors" in batch:  # lines of sight are bent like what they go through
+    if "sensors" in batch:  # a line of sight is transformed like the space around it
         changed["sensors"] = of_lines(batch["sensors"])
     return {name: torch.nn.functional.normalize(values, dim=-1) for name, values in changed.items()}
 
@@ -138,10 +138,10 @@ def _rotations(
 
 
 def _with_gap(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:
-    """Replace the points nearest to one of them by copies of the others."""
+    """Make a gap around one point: replace the points nearest to it by copies of the others."""
     points = batch["reference_points"]
     clouds, count, _ = points.shape
-    centre = points[:, :1]  # as random as any
+    centre = points[:, :1]  # points are in random order
     kept_count = (count * (1 - most * _uniform(points, generator))).long().view(-1, 1)
     farthest_first = (points - centre).square().sum(-1).argsort(dim=1, descending=True)
     place = torch.arange(count, device=points.device).expand(clouds, -1)

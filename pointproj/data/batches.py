@@ -28,38 +28,42 @@ def batches(
     processes: Processes = SINGLE_PROCESS,
     draw: Callable[[Sequence[Draw]], dict[str, Any]] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Batches of epochs, the same for the same arguments, whatever ran before and however many workers.
+    """Yield the batches of one or more epochs.
+
+    Equal arguments give equal batches, for any number of workers.
 
     Parameters
     ----------
     dataset : ShapeDataset
+        Shapes to sample.
     batch_size : int
-        Shapes a batch; the last batch of an epoch may hold fewer.
+        Shapes of each batch; the last batch of an epoch may hold fewer.
     shuffle : bool
-        Another order in every epoch, fixed by ``seed``.
+        Whether each epoch has another order, which depends on ``seed`` and the epoch.
     seed, epoch : int
-        What the order depends on.
+        Seed of the order, and number of the first epoch.
     epochs : int
-        How many, one after the other: the workers go on where another call would start new ones.
+        Number of epochs. One call for all of them keeps its workers; each call starts new ones.
     start : int
-        Batches of the first epoch to pass over: resumed there, it yields what it would have yielded.
+        Batches of the first epoch to skip. A resumed run gets the batches that it would have got.
     workers : int
-        Processes that sample ahead; 0 samples in this one.
+        Processes that sample ahead; 0 samples in this process.
     processes : Processes
-        Each gets its own part of batches that are ``processes.count`` times as large. Where the last one is
-        too small for all, the others get a shape of it again, with the share 0.
+        Batches are ``processes.count`` times as large, and each process gets its own part. If the last batch
+        has fewer shapes than there are processes, each process without a shape gets the first one, with
+        share 0.
     draw : callable, optional
-        Makes a batch of what is to be drawn of its shapes, here and without workers; by default the samples
-        of ``dataset`` are stacked.
+        Makes a batch from a list of :class:`~pointproj.data.dataset.Draw`, in this process and without
+        workers. By default the samples of ``dataset`` are stacked.
 
     Yields
     ------
     dict
-        ``reference_points`` (B, N, 3), ``normals`` (B, N, 3), ``target`` (B, Q) and the shared
-        ``query_points`` (Q, 3), or a shape's own (B, Q, 3), float32; ``name``, ``class_name`` and
-        ``identity``, lists of B; ``sampling``, a :class:`pointproj.data.clouds.Sampling`, how its points are
-        drawn. Where there are several processes also ``share`` (), float32: this part's share of the whole
-        batch.
+        ``reference_points`` (B, N, 3), ``normals`` (B, N, 3) and ``target`` (B, Q), float32;
+        ``query_points``, float32, (Q, 3) for all shapes or (B, Q, 3) for each its own; ``name``,
+        ``class_name`` and ``identity``, lists of B; ``sampling``, the
+        :class:`pointproj.data.clouds.Sampling` of its points. With several processes also ``share`` (),
+        float32: the share of this part in the whole batch.
     """
     whole = batch_size * processes.count
     parts = (
@@ -93,8 +97,8 @@ def _whole_batches(
 ) -> Iterator[tuple[Int[np.ndarray, " B"], Sampling]]:
     """Yield indices and sampling of an epoch's batches from ``start`` on; shuffled if there is a seed.
 
-    Samplings take turns, and every epoch begins with the next: so batches of each are equally many, however
-    few an epoch has.
+    Batches cycle through the samplings, and each epoch begins one sampling later than the epoch before. So
+    over many epochs all samplings have equally many batches, even if an epoch has few.
     """
     count, samplings = len(dataset), dataset.samplings
     order = np.arange(count) if seed is None else np.random.default_rng([seed, epoch]).permutation(count)

@@ -1,7 +1,7 @@
-"""Prepared samples on disk, found by what they were made from and rebuilt when damaged.
+"""Prepared samples on disk; damaged ones are made again.
 
-An entry's name is a digest of everything it depends on, so an old entry is never read for new settings.
-A file is a plain ``.npz`` archive followed by its own SHA-256, which numpy's reader passes over.
+An entry's name is a digest of everything that it depends on, so an old entry is never read for new settings.
+A file is a plain ``.npz`` archive, followed by its SHA-256, which numpy's reader ignores.
 """
 
 import hashlib
@@ -22,22 +22,23 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def entry_key(content_digest: str, settings: Mapping[str, str | int | float]) -> str:
-    """Name an entry, in 64 hex digits, by the SHA-256 of its source file and all else that it depends on."""
+    """Return the name of an entry: a digest, in 64 hex digits, of its source file's digest and its settings."""
     described = json.dumps([content_digest, sorted(settings.items())])
     return hashlib.sha256(described.encode()).hexdigest()
 
 
 class Cache:
-    """A folder of entries, each a set of named arrays; it is made with the first, and may be deleted.
+    """A folder of entries, each a set of named arrays.
 
-    Safe to use from several processes: entries appear whole, and the same key always means the same arrays.
+    The folder is made with the first entry, and may be deleted. Several processes may use it at once: entries
+    appear whole, and the same key always means the same arrays.
     """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
 
     def path(self, key: str) -> Path:
-        """File of an entry, there or not."""
+        """Return the path of an entry's file, whether or not the file exists."""
         return self.folder / key[:2] / f"{key}.npz"
 
     def load(self, key: str) -> dict[str, np.ndarray] | None:
@@ -54,7 +55,7 @@ class Cache:
             return dict(arrays)
 
     def store(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write an entry, in one step; a RunError says that it cannot be written, as on a full disk."""
+        """Write an entry in one step; raise RunError if it cannot be written, for example on a full disk."""
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)
         archive = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""How clouds are made of points drawn from a surface: thinned to an even spread, and with noise."""
+"""How clouds are made from points drawn on a surface: thinned to even distances, and with noise."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,34 +28,34 @@ class Sampling:
 
     @classmethod
     def of(cls, cloud: MixtureConfig) -> "Sampling":
-        """Return what a config asks for: one of ``data.clouds``."""
+        """Return the sampling of one of ``data.clouds``."""
         return cls(cloud.sampling, cloud.points, cloud.noise)
 
     @classmethod
     def for_prediction(cls, data: DataConfig) -> "Sampling":
-        """Return how to sample a mesh for a network of that config: evenly where it knows such clouds."""
+        """Return how to sample a mesh for a trained network: evenly if it was trained on even clouds."""
         knows_even = any(cloud.sampling == "even" for cloud in data.clouds)
         return cls("even" if knows_even else data.sampling, data.points)
 
     @property
     def is_scan(self) -> bool:
-        """Whether points are what cameras see; ``"sensors"`` also tells from where."""
+        """Whether points are those that cameras see; ``"sensors"`` also has the directions to the cameras."""
         return self.kind in ("scan", "sensors")
 
     @property
     def drawn(self) -> int:
-        """Points that are drawn for a cloud."""
+        """Number of points to draw for a cloud."""
         return DENSER * self.points if self.kind == "even" else self.points
 
     def draw(
         self, source: PointSource, generator: np.random.Generator
     ) -> dict[str, Float[np.ndarray, "n 3"]]:
-        """Draw what a cloud is made of, as it is in a batch: see :meth:`finish`."""
+        """Draw the points of a cloud, and return them as :meth:`finish` takes them."""
         drawn = scan(source, self.points, generator) if self.is_scan else source.draw(self.drawn, generator)
         return self.known(*drawn)
 
     def known(self, points: Any, normals: Any, sensors: Any = None) -> dict[str, Any]:
-        """Return what was drawn by its names in a batch, without sensors that are not to be known."""
+        """Return what was drawn, under its names in a batch; sensors only for ``"sensors"``."""
         known = {"reference_points": points, "normals": normals}
         return {**known, "sensors": sensors} if self.kind == "sensors" else known
 
@@ -68,18 +68,18 @@ class Sampling:
         return farthest_points(torch.from_numpy(points), count).numpy()
 
     def finish(self, batch: dict[str, Any], generator: torch.Generator) -> dict[str, Any]:
-        """Make clouds of the points that were drawn for them.
+        """Turn the drawn points of a batch into clouds.
 
-        Shapes change before that, not after: an even cloud that is stretched is no longer even, and noise
-        has the same size in all directions.
+        Augmentation changes shapes before this, not after: a stretched even cloud would not be even, and its
+        noise would not have the same size in all directions.
 
         Parameters
         ----------
         batch : dict
-            ``reference_points`` and ``normals`` (B, n, 3), with ``n`` as :attr:`drawn` says; anything else is
-            passed on, as are ``sensors`` (B, n, 3), unit vectors towards the cameras of a scan.
+            ``reference_points`` and ``normals`` (B, n, 3), where ``n`` is :attr:`drawn`. All other entries
+            are passed on, such as ``sensors`` (B, n, 3), unit vectors to the cameras of a scan.
         generator : torch.Generator
-            On the batch's device; advanced where something is random.
+            Source of the noise, on the batch's device.
         """
         points, normals = batch["reference_points"], batch["normals"]
         if self.kind == "even":
@@ -92,7 +92,7 @@ class Sampling:
 
 
 class SampledCloud(NamedTuple):
-    """What is known of a cloud: float32 arrays, ``sensors`` are unit vectors towards what saw the points."""
+    """A cloud as float32 arrays; ``sensors`` are unit vectors from points to the sensors that saw them."""
 
     points: Float[np.ndarray, "n 3"]
     normals: Float[np.ndarray, "n 3"]
@@ -112,7 +112,7 @@ def sample_cloud(source: PointSource, sampling: Sampling, generator: np.random.G
 def finished_cloud(
     cloud: dict[str, Tensor], sampling: Sampling, generator: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Make a cloud of points that were drawn, (n, 3) on the CPU, as :meth:`Sampling.finish` does for a batch.
+    """Turn drawn points (n, 3) on the CPU into a cloud, as :meth:`Sampling.finish` does for a batch.
 
     The generator is advanced; the same state gives the same noise.
     """

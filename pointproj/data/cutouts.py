@@ -1,7 +1,8 @@
-"""Variants of meshes with parts of the surface removed: space that was enclosed may then be outside.
+"""Variants of meshes with parts of the surface removed, so that enclosed space may become outside.
 
-A network that sees closed solids only learns to fill whatever looks like one. Real files also have open
-boxes, missing backs and loose sheets. Cutouts make many such cases from a few files, with exact targets.
+A network that only sees closed solids learns to fill every shape that looks like one. But real files also
+have open boxes, missing backs and loose sheets. Cutouts make many such cases from a few files, with exact
+targets.
 """
 
 import hashlib
@@ -19,16 +20,16 @@ from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.meshes import Mesh, MeshError, face_areas
 from pointproj.runtime.helpers import HelperProcesses
 
-CUTOUTS = (1, 4)  # how many are made, at least and at most
-LEAST_LEFT = 0.4  # of the area
-FLAT = 1e-3  # of the longest side: how far from a plane its faces may lie
+CUTOUTS = (1, 4)  # fewest and most cutouts of a variant
+LEAST_LEFT = 0.4  # share of the area that must remain
+FLAT = 1e-3  # largest distance of a flat piece's faces from its plane, as a share of the longest side
 
 
 def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
-    """Cut away surface in a few places: flat pieces, separate parts, or what lies within a ball.
+    """Remove surface in a few places: flat pieces, separate parts, or the faces within a ball.
 
-    The faces that are left have at least 40% of the mesh's area. A cutout that would leave less is not made,
-    so that now and then nothing is cut away.
+    The remaining faces have at least 40% of the mesh's area. A cutout that would leave less is not made, so
+    some variants have no cutout.
     """
     kept = np.ones(len(mesh.faces), dtype=bool)
     areas = face_areas(mesh)
@@ -44,18 +45,18 @@ def with_cutouts(mesh: Mesh, rng: np.random.Generator) -> Mesh:
 def write_variants(
     files: Sequence[MeshFile], root: Path | str, count: int, helpers: HelperProcesses | None = None
 ) -> list[MeshFile]:
-    """Write variants of mesh files with cutouts, as OFF files in the same layout; those already there stay.
+    """Write variants of mesh files with cutouts, as OFF files in the same layout; existing variants stay.
 
-    Each file has ``count`` variants, ``<class>/<split>/<name>_<content>_<number>.off``, which follow from its
-    content; files that cannot be read have none. Helper processes make them side by side; by default this one
-    does.
+    Each file has ``count`` variants, ``<class>/<split>/<name>_<content>_<number>.off``. Equal content gives
+    equal variants. Files that cannot be read have none. Helper processes make them side by side; without
+    helpers, this process makes them.
     """
     variants, missing = {}, {}
     for file in files:
         try:
             digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
         except OSError:
-            continue  # the preparation of the file itself says why it is left out
+            continue  # the preparation of this file reports why it is left out
         folder = Path(root) / file.class_name / file.split
         paths = [folder / f"{file.name}_{digest[:8]}_{number}.off" for number in range(count)]
         variants[file] = [MeshFile(path, file.class_name, file.split) for path in paths]
@@ -68,7 +69,7 @@ def write_variants(
 
 
 def _write_variants(source: Path, paths: Sequence[Path], digest: str) -> bool:
-    """Write the variants of a mesh that are not there; return whether it can be read."""
+    """Write the missing variants of a mesh; return whether the mesh can be read."""
     try:
         mesh = read_mesh(source)
     except MeshError:

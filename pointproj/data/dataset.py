@@ -1,4 +1,4 @@
-"""Shapes to train on: found, prepared once, and sampled anew at every epoch."""
+"""Shapes to train on: found, prepared once, and sampled again in every epoch."""
 
 import logging
 import os
@@ -32,11 +32,11 @@ from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
 
-TEST_SEED = 0  # samples of test shapes do not depend on the run's seed, so that runs can be compared
+TEST_SEED = 0  # not the run's seed: all runs are tested on the same samples
 
 
 class Draw(NamedTuple):
-    """What is drawn of a shape for a batch."""
+    """Which shape to sample for a batch, and how."""
 
     epoch: int
     index: int
@@ -45,24 +45,24 @@ class Draw(NamedTuple):
 
 @dataclass(eq=False)
 class ShapeDataset(Dataset[dict[str, Any]]):
-    """Shapes with freshly sampled reference points, fixed by (seed, epoch, shape).
+    """Shapes with sampled reference points, which are fixed by (seed, epoch, shape).
 
     Attributes
     ----------
     shapes : sequence of Shape
-        What to sample; may load each when it is asked for.
+        Shapes to sample; the sequence may load a shape when it is indexed.
     query_points : float32 tensor, shape (Q, 3)
-        The grid that all targets belong to.
+        The query grid, at which each shape has its target.
     samplings : sequence of Sampling
-        How points are drawn: every batch has the next of these.
+        How points are drawn; batches cycle through these.
     seed : int
-        Another seed draws other points.
+        Seed of the points.
     resample : bool
-        Draw other points in every epoch; otherwise always those of epoch 0. Fresh points are left as they
-        were drawn, to be finished on the device after augmentation
-        (:meth:`pointproj.data.clouds.Sampling.finish`); those that stay the same are finished here.
+        Whether each epoch has other points; if not, all have those of epoch 0. Points that change are
+        returned as drawn, and finished on the device after augmentation
+        (:meth:`pointproj.data.clouds.Sampling.finish`). Points that stay are finished here.
     queries : int
-        Random query points a shape, out of its pool, in place of the grid; 0 for the grid.
+        Number of query points drawn at random from each shape's pool; 0 takes the grid instead.
     """
 
     shapes: Sequence[Shape]
@@ -77,15 +77,15 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         return len(self.shapes)
 
     def __getitem__(self, index: int | Draw) -> dict[str, Any]:
-        """Sample one shape: for epoch 0 and the first sampling where only its index is given.
+        """Sample one shape. A plain index means epoch 0 and the first sampling.
 
         Returns
         -------
         dict
-            ``reference_points`` (N, 3), ``normals`` (N, 3) and perhaps ``sensors`` (N, 3) float32, see
-            :meth:`pointproj.data.clouds.Sampling.finish`; ``target`` (Q,) float32,
-            ``name``, ``class_name``, ``identity``; with random queries also ``query_points`` (Q, 3) float32,
-            where ``target`` is.
+            ``reference_points`` (N, 3), ``normals`` (N, 3) and, for some samplings, ``sensors`` (N, 3), all
+            float32: see :meth:`pointproj.data.clouds.Sampling.finish`. ``target`` (Q,) float32; ``name``,
+            ``class_name``, ``identity``. With random queries also ``query_points`` (Q, 3) float32, the points
+            of ``target``.
         """
         epoch, index, sampling = index if isinstance(index, tuple) else Draw(0, index, self.samplings[0])
         shape = self.shapes[index]
@@ -107,10 +107,10 @@ class ShapeDataset(Dataset[dict[str, Any]]):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """All that a run needs of its data.
+    """The data of a run.
 
-    ``validation`` are training meshes held out, sampled as the test meshes are; None if there are none.
-    ``left_out`` are meshes that could not be used: (file, reason).
+    ``validation`` has the held-out training meshes, sampled like the test meshes; None if none are held out.
+    ``left_out`` lists (file, reason) of each mesh that could not be used.
     """
 
     train: ShapeDataset
@@ -122,14 +122,14 @@ class PreparedData:
 def prepare(config: Config, processes: Processes = SINGLE_PROCESS, device: str = "cpu") -> PreparedData:
     """Find and prepare the data of a run; it stays on disk until it is sampled.
 
-    ``processes`` share the work, and see the same folders; targets are evaluated on ``device``, and are the
-    same on all. ``data=gaussian`` has one cloud, and that is validated and tested on too: nothing unseen can
-    be predicted about random values.
+    ``processes`` share the work; all must see the same folders. Targets are evaluated on ``device``; all
+    devices give the same targets. ``data=gaussian`` has one cloud for training, validation and tests, since
+    random values at unseen points cannot be predicted.
 
     Raises
     ------
     DataError
-        If there is no data, or no usable mesh for training or for testing; says both ways forward.
+        If there is no data, or no usable mesh for training or for tests.
     MeshError
         With ``data.strict=true``, at the first unusable mesh.
     """
@@ -171,14 +171,14 @@ def prepare(config: Config, processes: Processes = SINGLE_PROCESS, device: str =
 def _entries(
     repeats: Mapping[MeshFile, int], prepared_meshes: Mapping[MeshFile, PreparedMesh]
 ) -> tuple[dict[str, list[Entry]], list[tuple[str, str]]]:
-    """Return each split's entries and what was left out, in the order of the files."""
+    """Return the entries of each split and the meshes left out, both in the order of the files."""
     entries: dict[str, list[Entry]] = {split: [] for split in (*SPLITS, "validation")}
     left_out = []
     for file in repeats:
         prepared = prepared_meshes[file]
         if prepared.reason is None:
             identity = int(prepared.digest[:16], 16)
-            entries[file.split].extend(  # a repeated mesh is sampled each time anew
+            entries[file.split].extend(  # each repeat has an identity of its own, so it gets other samples
                 Entry(file.name, file.class_name, identity + copy, prepared.key)
                 for copy in range(repeats[file])
             )
@@ -191,11 +191,11 @@ def _entries(
 def _prepared_meshes(
     config: Config, files: Sequence[MeshFile], processes: Processes, helpers: HelperProcesses, device: str
 ) -> dict[MeshFile, PreparedMesh]:
-    """Prepare each file once, in one of the processes."""
+    """Prepare each file in one of the processes; return the results of all."""
     recipe = Recipe(config.data.grid, config.target.name, config.data.pool if config.data.queries else 0)
     own, cache = files[processes.rank :: processes.count], Path(config.data.cache)
     ready: dict[MeshFile, PreparedMesh] = {}
-    # Closed at once if this stops at a mesh, so that the bar ends before the error shows.
+    # Closed at once if an error ends this, so that the progress bar ends before the error is printed.
     with closing(prepare_meshes(own, recipe, cache, helpers=helpers, device=device)) as prepared_meshes:
         for file, prepared in prepared_meshes:
             if prepared.reason is not None and config.data.strict:
@@ -208,7 +208,7 @@ def _prepared_meshes(
 
 
 def _gaussian(config: Config) -> PreparedData:
-    """The tutorial's workload: one cloud ~ N(0, 1)^3, and values ~ N(0, 1) to fit on the query grid."""
+    """Return the tutorial's data: one cloud ~ N(0, 1)^3, with values ~ N(0, 1) to fit on the query grid."""
     generator = np.random.default_rng(config.seed)
     cloud = FixedCloud(generator.standard_normal((config.data.points, 3), dtype=np.float32))
     target = torch.from_numpy(generator.standard_normal(config.data.grid**3, dtype=np.float32))

@@ -1,7 +1,7 @@
-"""Batches made on the device: shapes are copied there once, and all that a step draws is drawn there.
+"""Batches made on the device: shapes are copied to the device once, and every batch is drawn there.
 
-So nothing is read, sampled or copied by the host while a network trains, and no processes sample ahead. The
-host launches a few kernels for a batch and waits for none of them: the device works on the step before.
+So the host reads, samples and copies nothing while a network trains, and no processes sample ahead. The host
+launches a few kernels for each batch and waits for none of them, while the device runs the previous step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,25 +25,25 @@ from pointproj.runtime.devices import to_device
 DrawBatch = Callable[[Sequence[Draw]], dict[str, Any]]
 
 COPIED_TOGETHER = 64  # shapes
-MOST_ENTRIES = 2**31  # of a table: Warp counts in int32
+MOST_ENTRIES = 2**31  # of a table: Warp's indices are int32
 
 
 class SamplerUnavailable(RuntimeError):  # noqa: N818 - says what happened
-    """No batches can be drawn on the device; the message says why."""
+    """Batches cannot be drawn on the device; the message says why."""
 
 
 def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
-    """Copy shapes to the device, at most so many bytes, and return what draws batches there.
+    """Copy the shapes of ``dataset`` to the device, and return a function that draws batches there.
 
-    It takes what to draw of each shape of a batch, and returns what :func:`pointproj.data.batches.collate`
-    does, with ``query_points``, on the device. Points of meshes are not those that ``dataset`` draws, but
-    fixed by the same (seed, epoch, shape), and distributed equally. What is the same in every epoch
-    (``resample=False``) is that of ``dataset``.
+    The function takes a list of :class:`~pointproj.data.dataset.Draw`. It returns a batch on the device, as
+    :func:`pointproj.data.batches.collate` does, with ``query_points``. Its points of meshes differ from those
+    that ``dataset`` draws, but they have the same distribution, and are also fixed by (seed, epoch, shape).
+    With ``resample=False`` its points are those of ``dataset``.
 
     Raises
     ------
     SamplerUnavailable
-        If the shapes take more memory, or are not meshes of the cache.
+        If the shapes take more than ``most_bytes``, or are not meshes of the cache.
     """
     if not dataset.resample:
         return _kept_samples(dataset, device, most_bytes)
@@ -53,7 +53,7 @@ def device_sampler(dataset: ShapeDataset, device: torch.device, most_bytes: int)
 
 
 def _kept_samples(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
-    """Samples that are the same in every epoch, each copied to the device when it is first needed."""
+    """Return batches of samples that stay the same; each is copied to the device when it is first needed."""
     queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
     most_points = max(sampling.points for sampling in dataset.samplings)
     _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
@@ -63,9 +63,9 @@ def _kept_samples(dataset: ShapeDataset, device: torch.device, most_bytes: int) 
 
 
 def _surface_batches(dataset: ShapeDataset, device: torch.device, most_bytes: int) -> DrawBatch:
-    """Meshes on the device, with targets and pools; their points are drawn anew in every epoch.
+    """Return batches drawn from meshes that are on the device, with their targets and pools.
 
-    A mesh that occurs several times is there once.
+    A mesh that occurs several times is copied once.
     """
     entries: list[Entry] = dataset.shapes.entries
     first = {entry.key: entry for entry in reversed(entries)}
@@ -102,7 +102,7 @@ def _surface_batches(dataset: ShapeDataset, device: torch.device, most_bytes: in
         drawn = torch.from_numpy(np.array(numbers, dtype=np.uint64).view(np.int64))
         drawn = to_device({"drawn": drawn}, device)["drawn"]
         sampling = chunk[0].sampling
-        searched = ids if scanned and sampling.is_scan else None  # the list keeps alive what ids stand for
+        searched = ids if scanned and sampling.is_scan else None  # ``scanned`` keeps the meshes alive
         cloud = draw_on_surfaces(*surfaces, searched, drawn, dataset.seed, sampling.drawn)
         places, target = queries(drawn)
         return {
@@ -120,7 +120,7 @@ def _surface_batches(dataset: ShapeDataset, device: torch.device, most_bytes: in
 def _tables(
     shapes: Iterable[Shape], random_queries: bool, device: torch.device, most_bytes: int
 ) -> dict[str, Tensor]:
-    """Tables that steps read of the shapes, one after the other: those of :class:`Surfaces`, and targets."""
+    """Return the tables of :class:`Surfaces` and of the targets, each with all shapes in order."""
     rows, parts = _rows(shapes, random_queries, most_bytes), []
     while group := [*islice(rows, COPIED_TOGETHER)]:
         parts.append(to_device(_joined(group), device))
@@ -131,7 +131,7 @@ def _tables(
 
 
 def _rows(shapes: Iterable[Shape], random_queries: bool, most_bytes: int) -> Iterator[dict[str, Tensor]]:
-    """Rows of the tables for each shape, as long as all take no more bytes."""
+    """Yield each shape's rows of the tables; raise SamplerUnavailable if all exceed ``most_bytes``."""
     taken = vertices = faces = 0
     for shape in shapes:
         surface = shape.source

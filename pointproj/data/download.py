@@ -1,7 +1,7 @@
-"""Download ModelNet10 by one command that may be interrupted and repeated.
+"""Download ModelNet10 with one command, which may be interrupted and repeated.
 
-The archive is written to a ``.part`` file, which the next attempt continues. It is unpacked into a temporary
-folder, which is moved to its destination when it is complete.
+The archive is written to a ``.part`` file; the next attempt continues it. The archive is unpacked into a
+temporary folder, which is moved to its destination when it is complete.
 """
 
 import argparse
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 30
-LARGEST_UNPACKED_BYTES = 16 << 30  # several times what ModelNet10 unpacks to; more is no ModelNet10
+LARGEST_UNPACKED_BYTES = 16 << 30  # several times the unpacked size of ModelNet10
 
-# What zipfile raises for archives that are truncated, overwritten, encrypted, or name a file twice.
+# Errors of zipfile for archives that are truncated, overwritten, encrypted, or name a file twice.
 _DAMAGE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -42,7 +42,7 @@ _DAMAGE = (
 
 
 class DownloadError(DataError):
-    """The archive could not be fetched or is not what it should be; says how to go on."""
+    """The archive could not be fetched, or is not the expected one; the message says what to do."""
 
 
 class Archive(NamedTuple):
@@ -50,8 +50,8 @@ class Archive(NamedTuple):
 
     url: str
     folder: str
-    size: int  # bytes; another size is an error
-    sha256: str  # another is a warning: the publisher names none, this one was measured on a copy
+    size: int  # bytes; another size raises an error
+    sha256: str  # another digest gives a warning: this one is of a copy, the publisher gives none
 
 
 MODELNET10 = Archive(
@@ -63,20 +63,20 @@ MODELNET10 = Archive(
 
 
 def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path:
-    """Fetch and unpack the official archive, unless it is there; return the folder with the class folders.
+    """Fetch and unpack the official archive, unless its folder exists; return that folder.
 
     Parameters
     ----------
     root : Path or str
-        Gets ``ModelNet10.zip`` and the folder ``ModelNet10``. A zip file placed there by hand is used.
+        Folder for ``ModelNet10.zip`` and the folder ``ModelNet10``. A zip file placed there by hand is used.
     archive : Archive
-        What to fetch.
+        The archive to fetch.
 
     Raises
     ------
     DownloadError
         If the server cannot be reached, the connection breaks, or the archive is not the expected one.
-        What was fetched is kept, and the next call continues from there.
+        The fetched part stays, and the next call continues it.
     """
     root = Path(root)
     folder = root / archive.folder
@@ -100,7 +100,7 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
 
 
 def _fetch(archive: Archive, part: Path) -> None:
-    """Append to ``part`` what is missing from it."""
+    """Append the missing bytes to ``part``."""
     have = part.stat().st_size if part.exists() else 0
     if have == archive.size:
         return
@@ -110,7 +110,7 @@ def _fetch(archive: Archive, part: Path) -> None:
     try:
         with requests.get(archive.url, headers=missing, stream=True, timeout=TIMEOUT_SECONDS) as response:
             response.raise_for_status()
-            if response.status_code != requests.codes.partial_content:  # the server sends all of it
+            if response.status_code != requests.codes.partial_content:  # the server sends the whole file
                 have = 0
             offered = have + int(response.headers.get("Content-Length", archive.size - have))
             if offered != archive.size:
@@ -124,7 +124,7 @@ def _fetch(archive: Archive, part: Path) -> None:
                 for chunk in response.iter_content(CHUNK_BYTES):
                     have += file.write(chunk)
                     advance(len(chunk))
-    except OSError as error:  # all errors of requests are
+    except OSError as error:  # all errors of requests are OSErrors
         reason = f"fetching {archive.url} failed: {error}"
         if (response := getattr(error, "response", None)) is not None:
             answer = f"the server answers {response.status_code} {response.reason}"
@@ -140,7 +140,7 @@ def _fetch(archive: Archive, part: Path) -> None:
 
 
 def _check(zip_file: Path, archive: Archive) -> None:
-    """Size and digest of a whole archive."""
+    """Check size and digest of a whole archive."""
     size = zip_file.stat().st_size
     if size != archive.size:
         raise DownloadError(
@@ -154,13 +154,14 @@ def _check(zip_file: Path, archive: Archive) -> None:
 
 
 def unpack(zip_file: Path, root: Path, folder: str) -> None:
-    """Unpack ``folder`` of an archive into ``root``, where no such folder is, completely or not at all.
+    """Unpack ``folder`` of an archive into ``root``, completely or not at all; it must not exist there.
 
-    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are skipped. If the archive is damaged, too
-    large, or holds links or paths that lead out of the folder, nothing is left behind but a DownloadError.
+    Resource forks (``__MACOSX``, ``._*``) and ``.DS_Store`` are skipped. A DownloadError is raised, and no
+    file is left behind, if the archive is damaged, too large, or holds links or paths that lead out of the
+    folder.
     """
     workspace = root / f".{folder}.unpacking"
-    shutil.rmtree(workspace, ignore_errors=True)  # of an attempt that was killed
+    shutil.rmtree(workspace, ignore_errors=True)  # left by an attempt that was killed
     workspace.mkdir()
     try:
         with zipfile.ZipFile(zip_file) as archive:
@@ -173,7 +174,7 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
                 )
             with progress(f"unpacking {folder}", len(members), unit="files") as advance:
                 for member in members:
-                    # no further than the size that the archive declares, which has been checked
+                    # writes at most the size that the archive declares, which was checked above
                     archive.extract(member, workspace)
                     advance(1)
         if layout_root(workspace / folder) is None:
@@ -188,7 +189,7 @@ def unpack(zip_file: Path, root: Path, folder: str) -> None:
 
 
 def _is_wanted(member: zipfile.ZipInfo, folder: str) -> bool:
-    """Whether a file of the archive belongs to the data; refuses what is not to be unpacked at all."""
+    """Return whether a file of the archive belongs to the data; raise for files that must not be unpacked."""
     path = PurePosixPath(member.filename.replace("\\", "/"))
     if not path.parts:
         return False
@@ -199,7 +200,7 @@ def _is_wanted(member: zipfile.ZipInfo, folder: str) -> bool:
     resource_fork = path.parts[0] == "__MACOSX" or path.name.startswith("._") or path.name == ".DS_Store"
     if member.is_dir() or resource_fork or path.parts[0] != folder:
         return False
-    # What zipfile would complain about only while it unpacks, by errors that a full disk has too.
+    # zipfile would find these only while unpacking, and raise errors that a full disk raises too.
     if member.header_offset < 0:
         raise zipfile.BadZipFile(f"{member.filename!r} begins before the archive")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

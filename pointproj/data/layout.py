@@ -9,7 +9,7 @@ from pointproj.geometry.files import MESH_SUFFIXES
 
 SPLITS = ("train", "test")
 
-# Folders that the official archives unpack to, looked for below the root.
+# Folders of the official archives, searched for directly below the root.
 ARCHIVE_FOLDERS = ("ModelNet10", "ModelNet40")
 
 EXPECTED_LAYOUT = (
@@ -34,7 +34,7 @@ class MeshFile:
 def layout_root(root: Path | str) -> Path | None:
     """Return the folder that holds the class folders: ``root``, or an official archive's folder in it.
 
-    None where neither holds a single ``<class>/{train,test}`` folder.
+    Returns None if there is no ``<class>/{train,test}`` folder in any of them.
     """
     root = Path(root)
     for folder in (root, *(root / name for name in ARCHIVE_FOLDERS)):
@@ -44,7 +44,7 @@ def layout_root(root: Path | str) -> Path | None:
 
 
 def layout_problem(root: Path | str) -> str:
-    """Say what a folder without class folders holds instead."""
+    """Return a sentence that says what a folder without class folders holds instead."""
     root = Path(root)
     if not root.is_dir():
         return f"{root} {'is no folder' if root.exists() else 'does not exist'}"
@@ -60,7 +60,7 @@ def layout_problem(root: Path | str) -> str:
 def find_meshes(
     root: Path | str, classes: Sequence[str] | None = None, limit: int | None = None
 ) -> list[MeshFile]:
-    """List mesh files in the layout of ModelNet10: by class, train before test, by name.
+    """List mesh files in the layout of ModelNet10, ordered by class, split (train, then test) and name.
 
     Parameters
     ----------
@@ -69,14 +69,14 @@ def find_meshes(
         :func:`pointproj.geometry.files.read_mesh` reads), or the folder that holds ``ModelNet10/``. Hidden
         files (``._chair_0001.off``) are no meshes.
     classes : sequence of str, optional
-        Classes to read; all that are found by default.
+        Classes to read; by default all that are found.
     limit : int, optional
-        At most this many files a class and split, in the order of their names.
+        Most files of each class and split, the first by name.
 
     Raises
     ------
     DataError
-        If there is no such layout, a class is not in it, or it holds no mesh file.
+        If the folder does not have this layout, lacks a class, or holds no mesh file.
     """
     folder = layout_root(root)
     if folder is None:
@@ -97,7 +97,7 @@ def find_meshes(
 
 
 def chosen_classes(classes: Sequence[str] | None, found: Collection[str], folder: Path) -> list[str]:
-    """Sort the classes to read, by default all; a DataError names those that a folder has not."""
+    """Return the classes to read, sorted, by default all; raise DataError for classes that are not found."""
     missing = [name for name in classes or () if name not in found]
     if missing:
         known = ", ".join(sorted(found))

@@ -1,7 +1,7 @@
-"""From mesh files to shapes that can be sampled: read, normalise, evaluate the target, keep the result.
+"""From mesh files to shapes that can be sampled: read, normalise, evaluate the target, store the result.
 
-All processor cores take part, or the GPU where there are few; what the cache holds is not made again. A
-sample is the same whichever device it was evaluated on.
+All processor cores take part; with few cores, the GPU does. Shapes that are in the cache are not made again.
+All devices give the same results.
 """
 
 import functools
@@ -32,22 +32,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is made from a mesh file."""
+    """What to make from a mesh file."""
 
     grid: int  # query points a side
     target: str  # a key of TARGETS
-    pool: int = 0  # random points with values, beside the grid
+    pool: int = 0  # random points with values, in addition to the grid
 
 
 @dataclass(frozen=True)
 class PreparedMesh:
-    """Where a mesh in the query cube and its target field are kept, or the reason why there is none.
+    """The cache entry of a mesh in the query cube with its target field, or the reason why there is none.
 
-    It is known by ``digest``, the SHA-256 of its file, wherever that lies. ``key`` is that of the entry in
-    the cache: ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,) and ``pool``
-    (pool,), the target at the points of :func:`pointproj.geometry.sampling.pool_points` with
-    :func:`pool_seed`. Both are float32, or bool where the target holds labels. Arrays are empty where there
-    is a reason.
+    ``digest`` is the SHA-256 of the mesh's file. ``key`` is the name of the cache entry. The entry has
+    ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,) and ``pool`` (pool,), which is
+    the target at the points of :func:`pointproj.geometry.sampling.pool_points` with :func:`pool_seed`.
+    ``target`` and ``pool`` are float32, or bool if the target holds labels. If there is a ``reason``, all
+    arrays are empty.
     """
 
     digest: str
@@ -56,7 +56,7 @@ class PreparedMesh:
 
 
 class Source(NamedTuple):
-    """A mesh file that was read: its content, and the key of the entry that is made from it."""
+    """A mesh file that was read, and the key of its cache entry."""
 
     path: Path
     content: bytes
@@ -65,7 +65,7 @@ class Source(NamedTuple):
 
 
 ENOUGH_PROCESSES = 8
-"""As many helper processes or more take less time alone than sharing a GPU."""
+"""So many helper processes, or more, are faster on the CPU than sharing a GPU."""
 
 
 def prepare_meshes(
@@ -76,17 +76,17 @@ def prepare_meshes(
     helpers: HelperProcesses,
     device: str = "cpu",
 ) -> Iterator[tuple[MeshFile, PreparedMesh]]:
-    """Prepare meshes, each once, from the cache where it has them.
+    """Prepare meshes; those in the cache are not made again.
 
-    Targets are evaluated on ``device`` if Warp runs there and there are few helpers; otherwise on the CPU.
-    Yields files in the order in which they get ready; nothing of a mesh stays in memory. A RunError says that
-    the cache folder cannot be written to.
+    Targets are evaluated on ``device`` if Warp runs there and there are few helpers, otherwise on the CPU.
+    Yields files in the order in which they are ready; no mesh stays in memory. Raises RunError if the cache
+    folder cannot be written to.
     """
     cache = Cache(cache_folder)
     device = device if helpers.count < ENOUGH_PROCESSES else "cpu"
     jobs: dict[MeshFile, Callable[[], PreparedMesh]] = {}
     for file in files:
-        if len(jobs) >= helpers.fewest_jobs:  # missing from the cache: helper processes pay off
+        if len(jobs) >= helpers.fewest_jobs:  # enough are missing from the cache: helpers take the rest too
             jobs[file] = partial(_prepare, file.path, recipe, cache, device)
             continue
         found = _found(file.path, recipe, cache)
@@ -102,7 +102,7 @@ def prepare_meshes(
 
 
 def pool_seed(key: str) -> int:
-    """Seed of the random points whose values an entry holds."""
+    """Return the seed of an entry's random points, from its key."""
     return int(key[:16], 16)
 
 
@@ -113,15 +113,15 @@ def _prepare(path: Path, recipe: Recipe, cache: Cache, device: str) -> PreparedM
 
 
 def _found(path: Path, recipe: Recipe, cache: Cache) -> PreparedMesh | Source:
-    """Read a file and look for its entry; return the file where there is none."""
+    """Read a file and look for its entry; return the file's content if there is no entry."""
     try:
         content = read_content(path)
-    except MeshError as error:  # no entry: the file may be readable the next time, whatever it holds
+    except MeshError as error:  # not cached: the file may be readable next time
         return PreparedMesh("", "", error.reason)
     digest = hashlib.sha256(content).hexdigest()
-    # The suffix says how the content is read.
+    # The suffix is part of the key, since it decides how the content is read.
     key = entry_key(digest, {**asdict(recipe), "suffix": path.suffix.lower(), "code": _code_digest()})
-    arrays = cache.load(key)  # whole, so that a damaged entry is made again now
+    arrays = cache.load(key)  # all of it, so that damage is found here and the entry is made again
     if arrays is None:
         return Source(path, content, digest, key)
     return PreparedMesh(digest, key, str(arrays["reason"]) or None)
@@ -161,7 +161,7 @@ def _arrays(source: Source, recipe: Recipe, device: str) -> dict[str, np.ndarray
 
 @functools.cache
 def _code_digest() -> str:
-    """SHA-256 over the modules that decide what an entry holds, and some more."""
+    """Return the SHA-256 of this module and all of geometry: their code decides what an entry holds."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(Path(geometry.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Shapes to sample, and sets of them that are read from the cache when needed, in bounded memory."""
+"""Shapes to sample, and sequences of shapes that are loaded from the cache when needed, in bounded memory."""
 
 import os
 from collections import OrderedDict
@@ -17,15 +17,16 @@ from pointproj.data.errors import DataError
 from pointproj.data.preparation import pool_seed
 from pointproj.geometry.sampling import PointSource, SurfaceSampler, pool_points
 
-KEPT_BYTES = 2**28  # of shapes that a process keeps in memory, those sampled last
+KEPT_BYTES = 2**28  # of the last sampled shapes, which a process keeps in memory
 READ_TOGETHER = 64  # shapes, by :meth:`StoredShapes.read`
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A source of reference points, the target on the query grid, and at random points of the cube.
+    """A source of reference points, with the target on the query grid and at random points of the cube.
 
-    Its identity follows from its content, so that equal shapes are sampled equally wherever their files lie.
+    The identity follows from the content of the file. So equal shapes get equal samples, wherever their files
+    are.
     """
 
     name: str
@@ -42,15 +43,15 @@ class Entry(NamedTuple):
 
     name: str
     class_name: str
-    identity: int  # a mesh that is there several times has one for each
+    identity: int  # each repeat of a mesh has another
     key: str  # in the cache
 
 
 class StoredShapes(Sequence[Shape]):
-    """Shapes of a cache, each loaded when it is asked for.
+    """Shapes of a cache; each is loaded when it is indexed.
 
-    Every process, those that sample ahead included, keeps up to :data:`KEPT_BYTES` of them in memory; files
-    that are read again come from the system's own file cache.
+    Every process, also one that samples ahead, keeps up to :data:`KEPT_BYTES` of shapes in memory. Other
+    shapes are read again, mostly from the operating system's file cache.
     """
 
     def __init__(self, entries: Sequence[Entry], cache: Cache) -> None:
@@ -63,7 +64,7 @@ class StoredShapes(Sequence[Shape]):
         return len(self.entries)
 
     def __getitem__(self, index: int) -> Shape:
-        """Return a shape; a DataError says that its entry is no longer in the cache, or damaged."""
+        """Return a shape; raise DataError if its cache entry was removed or damaged during the run."""
         entry = self.entries[index]
         if entry.key in self._kept:
             self._kept.move_to_end(entry.key)
@@ -77,7 +78,7 @@ class StoredShapes(Sequence[Shape]):
         return shape
 
     def read(self, entries: Iterable[Entry]) -> Iterator[Shape]:
-        """Read shapes once, in threads, in the order of the entries; none stays in memory here."""
+        """Yield shapes in the order of the entries, loaded by threads; none is kept in memory here."""
         entries = iter(entries)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             while some := [*islice(entries, READ_TOGETHER)]:
@@ -97,6 +98,6 @@ class StoredShapes(Sequence[Shape]):
         size = sum(array.nbytes for array in (vertices, faces, sampler.summed_areas))
         size += 4 * (len(target) + 4 * count)
         pool = None, None
-        if count:  # the points follow from the mesh, so the cache need not hold them
+        if count:  # the points are made again from mesh and key; the cache has only their values
             pool = torch.from_numpy(pool_points(sampler, count, pool_seed(entry.key))), values
         return Shape(entry.name, entry.class_name, entry.identity, sampler, target, *pool), size

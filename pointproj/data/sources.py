@@ -1,4 +1,4 @@
-"""Which mesh files a config names, real ones, generated ones, or both, and for which split."""
+"""The mesh files of a config, real, generated, or both, and the split of each."""
 
 import hashlib
 import logging
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list[MeshFile]:
     """List the meshes of all splits. Missing ones are generated, or downloaded if the config says so.
 
-    Helper processes generate meshes side by side; by default this process does. A mesh that an epoch holds
-    several times is listed as often. ``data.validation`` of the training meshes are held out; nothing that is
-    made from them is for training. A DataError that there are none says both ways forward.
+    Helper processes generate meshes side by side; without helpers, this process does. A mesh that an epoch
+    holds several times is listed as often. A share ``data.validation`` of the training meshes is held out;
+    no variant of a held-out mesh is used for training. Raises DataError if there are no meshes.
     """
     if data.name == "meshes":
         return folder_meshes(data)
@@ -65,7 +65,7 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
 def _further_files(
     data: DataConfig, files: list[MeshFile], helpers: HelperProcesses | None
 ) -> list[MeshFile]:
-    """For training beside these: repeats of them, furniture beside real meshes, and cutouts of all."""
+    """Return more training meshes: repeats of ``files``, furniture for ``data=mixed``, cutouts of both."""
     from pointproj.data.cutouts import write_variants
 
     train = [file for file in files if file.split == "train"]
@@ -89,10 +89,10 @@ def _furniture_files(
 
 
 def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "validation") -> list[MeshFile]:
-    """Move a share of the training meshes to another split; the order stays.
+    """Move a share of the training meshes to another split; the order of ``files`` stays.
 
-    At least one is moved, and one is left. Each class gives about its share. Equal arguments move the same
-    meshes, wherever they lie: a class and a name decide.
+    At least one mesh moves, and at least one remains. About the same share of each class moves. The choice
+    depends on seed, class and name of a mesh, not on its folder.
     """
     training = [file for file in files if file.split == "train"]
     count = min(max(1, round(share * len(training))), len(training) - 1) if share and training else 0
@@ -102,7 +102,7 @@ def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "v
 
     sizes, taken = Counter(file.class_name for file in training), Counter()
     ranked = []
-    for file in sorted(training, key=chance):  # the class of which the smallest part was taken is next
+    for file in sorted(training, key=chance):  # next is the class of which the smallest share has moved
         taken[file.class_name] += 1
         ranked.append(((taken[file.class_name] - 0.5) / sizes[file.class_name], chance(file), file))
     chosen = {file for *_, file in sorted(ranked, key=lambda entry: entry[:2])[:count]}
@@ -110,11 +110,11 @@ def held_out(files: Sequence[MeshFile], share: float, seed: int, split: str = "v
 
 
 def folder_meshes(data: DataConfig) -> list[MeshFile]:
-    """List the mesh files of any folder, and say which are for training, for validation and for tests.
+    """List the mesh files of any folder, and choose which are for training, for validation and for tests.
 
-    ``data.root`` is searched with all folders in it. The first folder below it is a mesh's class; those that
-    lie in ``root`` itself are of a class of its name. They are listed by class and path, chosen by
-    ``data.classes`` and ``data.limit``.
+    ``data.root`` is searched with all folders in it. A mesh's class is the name of the folder directly below
+    ``data.root``; files in ``data.root`` itself have its name as class. Meshes are chosen by ``data.classes``
+    and ``data.limit``, and listed by class and path.
 
     Raises
     ------

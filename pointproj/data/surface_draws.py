@@ -1,9 +1,9 @@
-"""Points drawn on many surfaces at once, and queries out of pools, by one Warp kernel each, on any device.
+"""Points drawn on many surfaces, and queries drawn from pools, by one Warp kernel each, on any device.
 
-The distribution is that of :meth:`pointproj.geometry.sampling.SurfaceSampler.draw`. The random numbers are
-those of Philox-4x32 with ten rounds (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011): the
-seed is its key, and number of the point, epoch and shape are its counter. So a point depends on these alone,
-not on the batch that it is in, and no state has to be kept for a run that is resumed.
+Points have the distribution of :meth:`pointproj.geometry.sampling.SurfaceSampler.draw`. The random numbers
+are those of Philox-4x32 with ten rounds (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011).
+Its key is the seed; its counter holds the number of the point, the epoch and the shape. So a point does not
+depend on the batch that it is in, and a run is resumed without a stored random state.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ MULTIPLIER_0, MULTIPLIER_1 = wp.constant(wp.uint64(0xD2511F53)), wp.constant(wp.
 INCREMENT_0, INCREMENT_1 = wp.constant(wp.uint32(0x9E3779B9)), wp.constant(wp.uint32(0xBB67AE85))
 HALF = wp.constant(wp.uint64(32))
 UNIT = wp.constant(wp.float64(2.0**-32))
-# Of the counter's first word: queries and cameras have numbers of their own.
+# Bits of the counter's first word: points, queries and cameras get different random numbers.
 FOR_QUERIES, FOR_CAMERAS = wp.constant(wp.uint32(1 << 31)), wp.constant(wp.uint32(1 << 30))
 RAYS_FROM = wp.constant(CAMERAS)
 FAR = wp.constant(wp.float64(CAMERA_DISTANCE))
@@ -33,13 +33,13 @@ Words = wp.types.vector(length=4, dtype=wp.uint32)
 
 
 class Surfaces(NamedTuple):
-    """Triangles of all shapes, one shape after the other; passed to the kernel as :class:`SurfacesStruct`."""
+    """The triangles of all shapes in order; kernels get them as :class:`SurfacesStruct`."""
 
     vertices: Float[Tensor, "V 3"]  # float64
     faces: Int[Tensor, "F 3"]  # int32, rows of vertices
-    summed_areas: Float[Tensor, " F"]  # float64, begins anew with each shape
+    summed_areas: Float[Tensor, " F"]  # float64, cumulative within each shape
     first_face: Int[Tensor, " S"]  # int32
-    last_face: Int[Tensor, " S"]  # int32, the last with area
+    last_face: Int[Tensor, " S"]  # int32, the last face with area
 
 
 @wp.struct
@@ -55,7 +55,7 @@ class SurfacesStruct:
 
 @wp.func
 def random_words(counter: Words, key_0: wp.uint32, key_1: wp.uint32) -> Words:
-    """Four random words for a counter and a key."""
+    """Return four random words for a counter and a key."""
     for _ in range(ROUNDS):
         product_0 = MULTIPLIER_0 * wp.uint64(counter[0])
         product_1 = MULTIPLIER_1 * wp.uint64(counter[2])
@@ -72,7 +72,7 @@ def random_words(counter: Words, key_0: wp.uint32, key_1: wp.uint32) -> Words:
 
 @wp.func
 def words_of(number: wp.uint32, identity: wp.int64, epoch: wp.int64, seed: wp.int64) -> Words:
-    """Random words of a point or a query."""
+    """Return the random words of a point, a query or a camera."""
     shape = wp.uint64(identity)
     key = wp.uint64(seed)
     counter = Words(number, wp.uint32(epoch), wp.uint32(shape), wp.uint32(shape >> HALF))
@@ -81,13 +81,13 @@ def words_of(number: wp.uint32, identity: wp.int64, epoch: wp.int64, seed: wp.in
 
 @wp.func
 def fraction(word: wp.uint32) -> wp.float64:
-    """A number in [0, 1)."""
+    """Return a number in [0, 1)."""
     return wp.float64(word) * UNIT
 
 
 @wp.func
 def face_at(surfaces: SurfacesStruct, shape: int, where: wp.float64) -> int:
-    """Face below ``where`` of a shape's area: the first whose summed area is larger."""
+    """Return the first face whose summed area exceeds the share ``where`` of the shape's area."""
     low = surfaces.first_face[shape]
     high = surfaces.last_face[shape]
     sought = where * surfaces.summed_areas[high]
@@ -102,7 +102,7 @@ def face_at(surfaces: SurfacesStruct, shape: int, where: wp.float64) -> int:
 
 @wp.func
 def camera_at(words: Words) -> wp.vec3f:
-    """Place of a camera, at random on a sphere around the query cube."""
+    """Return a random place of a camera, on a sphere around the query cube."""
     height = wp.float64(2.0) * fraction(words[0]) - wp.float64(1.0)
     angle = wp.float64(wp.TAU) * fraction(words[1])
     radius = wp.sqrt(wp.float64(1.0) - height * height)
@@ -186,7 +186,7 @@ def draw_on_surfaces(
     normals: Tensor,
     sensors: Tensor,
 ) -> None:
-    """Draw points from shapes, uniformly by area, or what cameras see on the way to them.
+    """Draw points on shapes, uniformly by area; for a scan, take what a camera sees towards each point.
 
     Parameters
     ----------
@@ -196,14 +196,14 @@ def draw_on_surfaces(
         Ids of the shapes' ``warp.Mesh`` objects on the same device. With these, a cloud is a scan
         (:mod:`pointproj.geometry.scanning`).
     drawn : (B, 3) int64 tensor
-        Of each cloud: number of its shape, the shape's identity, epoch.
+        For each cloud: number of its shape, the shape's identity, epoch.
     count : int
         Points a cloud.
 
     Returns
     -------
     points, normals, sensors : (B, count, 3) float32 tensors
-        Unit normals of the faces; unit vectors towards the cameras, 0 where there are none.
+        Points; unit normals of their faces; unit vectors to the cameras, 0 without cameras.
     """
     surfaces = Surfaces(vertices, faces, summed_areas, first_face, last_face)
     launch(points_kernel, (len(drawn), count), surfaces, scanned, drawn, seed, points, normals, sensors)
@@ -227,9 +227,9 @@ def draw_from_pools(
     query_points: Tensor,
     target: Tensor,
 ) -> None:
-    """Draw query points and their targets out of pools (S, P, 3) and (S, P), each as likely as any other.
+    """Draw query points and their targets uniformly from pools (S, P, 3) and (S, P).
 
-    ``drawn``, ``seed`` and ``count`` are those of :func:`draw_on_surfaces`; results are float32 (B, count, 3)
-    and (B, count).
+    ``drawn``, ``seed`` and ``count`` are as in :func:`draw_on_surfaces`. The results are float32,
+    (B, count, 3) and (B, count).
     """
     launch(queries_kernel, (len(drawn), count), points, values, drawn, seed, query_points, target)

@@ -1,4 +1,4 @@
-"""Batches are made on the device while the steps before them run."""
+"""Batches made on the device while earlier steps run."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from pointproj.runtime import rmm_memory
 
-MADE_AHEAD = 4  # batches that are made before they are asked for
+MADE_AHEAD = 4  # batches that are made before they are needed
 
 
 def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Iterator[dict[str, Any]]:
-    """Yield batches that are made on the device, each while those before it are made or used.
+    """Yield the batches of an iterator, several of which are made on the device at the same time.
 
-    Choosing even points is a long kernel for few of the processors, since each point depends on all before
-    it. The others are free for steps, and for the batches after it.
+    Choosing even points takes a long kernel that uses few multiprocessors, since each point depends on all
+    earlier ones. The other multiprocessors run steps and make later batches meanwhile.
 
-    What ``batches`` queues on the current stream makes the next batch. That reads what was ready at the
-    start, and nothing that a step or another batch makes. A batch is ready for the stream that is current
-    where it is asked for.
+    ``next(batches)`` must queue all work for a batch on the current stream. This work may only read data that
+    was ready when the iteration began: no result of a step or of another batch. A batch may be used on the
+    stream that is current when the batch is yielded.
     """
-    if device.type != "cuda" or rmm_memory.in_use():  # RMM does not hold memory back for another stream
+    if device.type != "cuda" or rmm_memory.in_use():  # RMM may reuse memory that another stream still reads
         yield from batches
         return
     streams = deque(torch.cuda.Stream(device) for _ in range(MADE_AHEAD))
@@ -42,5 +42,5 @@ def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Itera
         current.wait_event(ready)
         for value in batch.values():
             if isinstance(value, Tensor):
-                value.record_stream(current)  # its memory is used again only after what is queued there now
+                value.record_stream(current)  # so that its memory is reused only after the work queued there
         yield batch

@@ -1,8 +1,8 @@
 """Procedural furniture in the ten classes of ModelNet10, fixed by a seed.
 
-With this data set the application trains and is tested without any download. Pieces are written as OFF files
-in ModelNet10's layout and read back like real ones. They are watertight; on demand they have the defects of
-real files.
+With this data set the application is trained and tested without a download. Pieces are written as OFF files
+in ModelNet10's layout and read like real ones. They are watertight, or have the defects of real files if the
+config says so.
 """
 
 import json
@@ -29,7 +29,7 @@ from pointproj.runtime.helpers import HelperProcesses
 
 log = logging.getLogger(__name__)
 
-# Two functions for each class: one with few styles and common sizes, one with many builds and proportions.
+# Two functions for each class: the first has few styles and common sizes, the second many builds and sizes.
 _MAKERS = {
     "bathtub": (bathroom.bathtub, bathroom.varied_bathtub),
     "bed": (beds.bed, beds.varied_bed),
@@ -44,42 +44,48 @@ _MAKERS = {
 }
 
 CLASSES = tuple(sorted(_MAKERS))
-GENERATOR_VERSION = 2  # raise it whenever a seed gives another shape than before
+GENERATOR_VERSION = 2  # to be raised whenever a change of the code gives a seed another shape
 SHORTEST_EDGE = 1e-5  # metres, before scaling
-MARKER = "furniture.json"  # claims a folder as generated and says from what
+MARKER = "furniture.json"  # marks a folder as generated, and holds the settings
 
 
 def make_furniture(
     class_name: str, seed: int | Sequence[int], *, varied: bool = False, defects: bool = False
 ) -> Mesh:
-    """Make one piece of furniture: z up, standing on z = 0, of arbitrary scale, as real files are.
+    """Make one piece of furniture that stands on z = 0, with z upwards.
 
-    Its longest side is 15 to 2,000 units. Without defects it is watertight, with faces oriented outwards.
+    Its scale is arbitrary, like that of real files: the longest side has 15 to 2,000 units. Without defects
+    the mesh is watertight, with faces oriented outwards.
 
     Parameters
     ----------
     class_name : str
-        One of :data:`CLASSES`, or a DataError is raised.
+        One of :data:`CLASSES`.
     seed : int or sequence of int
         Equal seeds give equal meshes, vertex for vertex.
     varied : bool
-        Draw from many more builds, thin and thick, in any proportions, as in real collections.
+        Draw from many more builds, thin and thick, of any height, width and depth, as in real collections.
     defects : bool
         Give the same solid a surface with the defects of real files (:mod:`.defects`).
+
+    Raises
+    ------
+    DataError
+        If there is no such class.
     """
     if class_name not in _MAKERS:
         raise DataError(f"expected a class of {', '.join(CLASSES)}; got {class_name!r}")
     entropy = [CLASSES.index(class_name), *([seed] if isinstance(seed, int) else seed)]
     rng = Rng(np.random.PCG64(entropy))
     closed = False
-    while not closed:  # parts happened to touch along an edge: draw again
+    while not closed:  # not closed: parts happen to touch along an edge; draw again
         start = rng.bit_generator.state
-        # Parts are made in a fixed order, which decides that of faces, and get no name: while one refers to
-        # them, they are merged in another order, with other rounding.
+        # The order of the parts decides the order of the faces. The parts are not assigned to a variable:
+        # while a variable refers to them, the library merges them in another order, with other rounding.
         vertices, faces = _merged(union(_parts(class_name, rng, varied)))
         edges = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
         closed = (np.unique(edges, axis=0, return_counts=True)[1] == 2).all()
-    floor = vertices[:, 2].min()  # the cut ends of leaning legs are a little below the floor
+    floor = vertices[:, 2].min()  # the ends of leaning legs are a little below 0
     vertices[:, 2] -= floor
     longest = np.exp(rng.uniform(np.log(15.0), np.log(2000.0)))
     scale = longest / np.ptp(vertices, axis=0).max()
@@ -102,10 +108,10 @@ def _parts(class_name: str, rng: Rng, varied: bool) -> list[Manifold]:
 
 
 def _merged(solid: Manifold) -> tuple[Float[np.ndarray, "v 3"], Int[np.ndarray, "f 3"]]:
-    """Vertices and faces of a solid without hidden cavities, equal vertices merged.
+    """Return vertices and faces of a solid without its hidden cavities, with equal vertices merged.
 
-    Unions leave edges of no length between vertices that differ by rounding only. They are collapsed
-    here, so that readers which merge vertices see a closed surface too.
+    Unions leave very short edges between vertices that differ only by rounding. These are collapsed here, so
+    that readers which merge vertices get a closed surface too.
     """
     shells = [shell for shell in solid.simplify(SHORTEST_EDGE).decompose() if shell.volume() > 0]
     mesh = Manifold.compose(shells).to_mesh()
@@ -127,27 +133,32 @@ def write_furniture(
     defects: bool = False,
     helpers: HelperProcesses | None = None,
 ) -> list[Path]:
-    """Write furniture as OFF files in ModelNet10's layout; files already there are left alone.
+    """Write furniture as OFF files in ModelNet10's layout; existing files stay.
 
     Parameters
     ----------
     root : Path or str
-        Folder that will hold ``<class>/{train,test}/<class>_NNNN.off``. If it has OFF files that were not
-        generated here, a DataError is raised.
+        Folder for ``<class>/{train,test}/<class>_NNNN.off``.
     classes : sequence of str
         Which of :data:`CLASSES` to write.
     train, test : int
-        Pieces a class in either split.
+        Pieces of each class in each split.
     seed : int
+        Seed of all pieces.
     varied, defects : bool
         As in :func:`make_furniture`. Other values, or a newer generator, replace all pieces in the folder.
     helpers : HelperProcesses, optional
-        Make pieces side by side; by default this process does.
+        Processes that make pieces side by side; by default this process makes them.
 
     Returns
     -------
     list of Path
-        The files asked for, written now or before.
+        The files of all these pieces, new or existing.
+
+    Raises
+    ------
+    DataError
+        If a class is unknown, or the folder has OFF files that were not generated here.
     """
     root = Path(root)
     if unknown := [name for name in classes if name not in _MAKERS]:
@@ -156,7 +167,7 @@ def write_furniture(
     _claim(root, {"generator": GENERATOR_VERSION, "seed": seed, **family})
     pieces = {}
     for class_name, (index, split) in product(classes, enumerate(SPLITS)):
-        # The numbers of the splits never meet: more training pieces later rename no test piece.
+        # The splits have separate ranges of numbers, so more training pieces do not rename test pieces.
         first, count = (1, train) if split == "train" else (5001, test)
         for number in range(count):
             path = root / class_name / split / f"{class_name}_{first + number:04d}.off"
@@ -171,7 +182,7 @@ def _write_piece(path: Path, class_name: str, seed: Sequence[int], *, varied: bo
 
 
 def _claim(root: Path, settings: dict[str, int | bool]) -> None:
-    """Mark the folder as generated from ``settings``; pieces made from other settings are removed."""
+    """Mark the folder as generated from ``settings``, and remove pieces made from other settings."""
     marker = root / MARKER
     found = json.loads(marker.read_text()) if marker.exists() else None
     if found == settings:

@@ -82,7 +82,7 @@ def _trestles(rng: Rng, x: float, y: float, under: float, radius: float) -> Part
 
 
 def varied_table(rng: Rng) -> Parts:
-    """Table of any proportions: thin or thick top of any outline, on any support, with a tier or benches."""
+    """Table of any size: thin or thick top of any outline, on any support, with a tier or benches."""
     half_x, share, height, thickness = rng.uniforms((0.25, 1.0), (0.4, 1.0), (0.3, 1.1), (0.008, 0.06))
     half_y = share * half_x
     exponent = float(rng.choice([2.0, 3.0, 6.0]))
@@ -160,7 +160,7 @@ def _desk_end(rng: Rng, kind: str, side: int, x: float, y: float, under: float) 
 
 
 def varied_desk(rng: Rng) -> Parts:
-    """Desk of any proportions: thin top on any support, pedestals, returns, tiers of shelves, a tray."""
+    """Desk of any size: thin top on any support, with pedestals, returns, tiers of shelves or a tray."""
     half_x, half_y, height, board = rng.uniforms((0.45, 1.0), (0.25, 0.5), (0.6, 0.95), (0.01, 0.05))
     under = height - board
     yield box(half_x, half_y, (under, height))
@@ -290,7 +290,7 @@ def _mirror(rng: Rng, half_x: float, half_y: float, height: float) -> Parts:
 
 
 def varied_dresser(rng: Rng) -> Parts:
-    """Wardrobe, chest, shelf or sideboard of any proportions."""
+    """Wardrobe, chest, shelf or sideboard of any size."""
     half_x, half_y, height = rng.uniform(0.25, 0.9), rng.uniform(0.15, 0.35), rng.uniform(0.6, 2.0)
     yield from _cabinet(rng, half_x, half_y, height, hollow=rng.chance(0.4))
     if rng.chance(0.2):
@@ -302,7 +302,7 @@ def varied_dresser(rng: Rng) -> Parts:
 
 
 def varied_night_stand(rng: Rng) -> Parts:
-    """Small cabinet or table of any proportions."""
+    """Small cabinet or table of any size."""
     half_x, half_y, height = rng.uniform(0.15, 0.35), rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.8)
     if rng.chance(0.6):
         yield from _cabinet(rng, half_x, half_y, height, hollow=rng.chance(0.4))

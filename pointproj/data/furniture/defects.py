@@ -1,8 +1,8 @@
-"""Defects like those of real files, added to a clean piece without changing which points are inside it.
+"""Defects like those of real files, added to a clean piece. The points inside of it stay the same.
 
-A piece gets any of these: parts that overlap instead of being merged, walls inside the solid, faces listed
-twice or flipped, edges split on one side only, cracks between faces, vertices that are not shared, faces of
-no area. The set of points that are inside stays the same.
+A piece gets some of these: parts that overlap instead of being merged, walls inside the solid, faces listed
+twice or flipped, edges split on one side only, cracks between faces, vertices that are not shared, faces
+without area.
 """
 
 import numpy as np
@@ -13,16 +13,16 @@ from numpy import ndarray
 from pointproj.data.furniture.parts import Parts, Rng
 from pointproj.data.furniture.solids import union
 
-# Of the longest side; where two meet it is twice that, and geometry.interior closes more.
+# As a share of the longest side. Two cracks side by side are twice as wide; geometry.interior closes both.
 WIDEST_CRACK = 0.0015
 
 Triangles = Float[ndarray, "f 3 3"]
 
 
 def defective_surface(parts: list[Manifold], rng: Rng) -> tuple[Float[ndarray, "v 3"], Int[ndarray, "f 3"]]:
-    """Vertices and faces around the union of overlapping solids, as careless modelling might have made them.
+    """Return vertices and faces around the union of overlapping solids, as careless modelling makes them.
 
-    They are not watertight, and of no consistent orientation.
+    The surface is not watertight, and its faces have no consistent orientation.
     """
     shells = [union(parts)] if rng.chance(0.25) else list(parts)
     if rng.chance(0.6):

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 Range = tuple[float, float]
-Extent = Range | float  # two limits, or half of a width about 0
+Extent = Range | float  # two limits, or half the width of an extent around 0
 Outline = Float[np.ndarray, "n 2"]
 
 SIDES = (-1, 1)
@@ -12,17 +12,17 @@ CORNERS = tuple((x, y) for x in SIDES for y in SIDES)
 
 
 def limits(extent: Extent) -> Range:
-    """Both limits of an extent."""
+    """Return both limits of an extent."""
     return (-extent, extent) if isinstance(extent, int | float) else extent
 
 
 def about(middle: float, half: float) -> Range:
-    """Limits around a middle."""
+    """Return the limits ``half`` below and above a middle."""
     return middle - half, middle + half
 
 
 def beside(side: int, inner: float, outer: float) -> Range:
-    """Limits between two distances from 0 on one side of it."""
+    """Return the limits between two distances from 0, on the side -1 or 1 of it."""
     low, high = sorted((side * inner, side * outer))
     return low, high
 
@@ -41,12 +41,12 @@ def rectangle(x: Extent, y: Extent, radius: float = 0.0) -> Outline:
 
 
 def circle(count: int, shift: float = 0.0) -> Outline:
-    """Points evenly around the circle of radius 1, the first ``shift`` steps after the x axis."""
+    """Evenly spaced points on the circle of radius 1; the first is ``shift`` steps past the x axis."""
     angles = 2 * np.pi * (np.arange(count) + shift) / count
     return np.stack([np.cos(angles), np.sin(angles)], axis=1)
 
 
 def superellipse(half_x: float, half_y: float, exponent: float = 2.0, segments: int = 48) -> Outline:
-    """Outline of |x/a|^e + |y/b|^e = 1: an ellipse at 2, towards a rectangle as the exponent grows."""
+    """Outline of |x/a|^e + |y/b|^e = 1: an ellipse for e = 2; for a larger e, closer to a rectangle."""
     unit = circle(segments)
     return [half_x, half_y] * np.sign(unit) * np.abs(unit) ** (2 / exponent)

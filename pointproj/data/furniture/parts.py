@@ -83,10 +83,10 @@ def handle(x: float, y: float, z: float, width: float, style: str) -> Parts:
 def drawer_fronts(
     x: Range, z: Range, y: float, style: str, rows: Sequence[float] = (1.0,), gap: float = 0.014
 ) -> Parts:
-    """A column of drawer fronts that stand out of a carcass at depth ``y``, filling the area between limits.
+    """Column of drawer fronts that fill the area ``x`` by ``z``, on a carcass whose front is at depth ``y``.
 
-    ``style`` is that of the handles, ``rows`` are relative heights from bottom to top, and ``gap`` is half of
-    the distance between two fronts.
+    ``style`` is the style of the handles, ``rows`` are relative heights from bottom to top, and ``gap`` is
+    half of the distance between two fronts.
     """
     edges = z[0] + (z[1] - z[0]) * np.concatenate([[0.0], np.cumsum(rows) / np.sum(rows)])
     front = y - 0.018
@@ -224,10 +224,10 @@ _SUPPORTS = {
 
 
 def support(rng: Rng, half_x: float, half_y: float, height: float, *kinds: str) -> Parts:
-    """Parts under a rectangle of these half sides, from the floor to ``height``, in metres.
+    """Parts under a rectangle with these half sides, from the floor to ``height``, in metres.
 
-    They are of one of ``kinds``, by default of all in ``_SUPPORTS``, with measures at random, and overlap by
-    4 mm with what they carry.
+    Their kind is one of ``kinds``, by default one of all in ``_SUPPORTS``, with random sizes. They overlap by
+    4 mm with the part that they carry.
     """
     make = _SUPPORTS[rng.pick(*(kinds or _SUPPORTS))]
     radius = rng.uniform(0.008, 0.035) * (1.0 if height > 0.25 else 0.8)

@@ -1,7 +1,7 @@
 """Solid building blocks: boxes, rods, lofts and their unions, watertight by construction.
 
-Lengths are metres, z points up, the floor is z = 0 and the front of a piece looks towards -y. Unions of
-blocks stay watertight however these overlap.
+Lengths are in metres, z points up, the floor is z = 0, and the front of a piece faces -y. Unions of blocks
+stay watertight however the blocks overlap.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def box(x: Extent, y: Extent, z: Extent) -> Manifold:
 
 
 def rounded_box(x: Extent, y: Extent, z: Extent, radius: float) -> Manifold:
-    """Box with all edges rounded; the radius is cut to what the shortest side allows."""
+    """Box with all edges rounded; the radius is reduced to fit the shortest side."""
     bounds = np.array([limits(x), limits(y), limits(z)], dtype=np.float64)
     radius = min(radius, 0.49 * float(np.diff(bounds, axis=1).min()))
     low, high = bounds[:, 0] + radius, bounds[:, 1] - radius
@@ -45,13 +45,13 @@ def ellipsoid(centre: Point, radii: Point) -> Manifold:
 
 
 def rod(start: Point, end: Point, radius: float, tip: float | None = None, sides: int = SEGMENTS) -> Manifold:
-    """Straight rod between two points, of radius ``tip`` at its end; ``sides=4`` makes it square.
+    """Straight rod between two points, with radius ``tip`` at its end; ``sides=4`` makes it square.
 
-    A square rod is ``2 * radius`` wide, with faces along x and y where it stands upright.
+    A square rod is ``2 * radius`` wide. If it stands upright, its faces are parallel to the x and y axes.
     """
     start, end = np.asarray(start, dtype=np.float64), np.asarray(end, dtype=np.float64)
     axis = (end - start) / np.linalg.norm(end - start)
-    # The helper axis only has to differ from the rod's; y keeps upright square rods axis-aligned.
+    # Any helper axis will do that is not parallel to the rod; y aligns upright square rods with the axes.
     helper = np.array([0.0, 0.0, 1.0]) if abs(axis[1]) > 0.9 else np.array([0.0, 1.0, 0.0])
     across = np.cross(helper, axis)
     across /= np.linalg.norm(across)
@@ -64,7 +64,7 @@ def rod(start: Point, end: Point, radius: float, tip: float | None = None, sides
 
 
 def bar(x: Extent, y: Extent, z: Extent, radius: float, sides: int = SEGMENTS) -> Manifold:
-    """Rod along axes: from the first to the second limit where there are two, a number being a place here."""
+    """Rod whose ends have these coordinates: two limits are those of start and end, one number is for both."""
     ends = [place if isinstance(place, tuple) else (place, place) for place in (x, y, z)]
     return rod(*zip(*ends, strict=True), radius, sides=sides)
 
@@ -94,9 +94,10 @@ def turned(points: Sequence[tuple[float, float]], segments: int = SEGMENTS) -> M
 
 
 def loft(outlines: Sequence[Outline], heights: Sequence[float | Float[ndarray, " n"]]) -> Manifold:
-    """Solid through outlines of equal length, from bottom to top; a height belongs to all points or to each.
+    """Solid through outlines with equally many points, from bottom to top.
 
-    Both ends are closed by a fan around the outline's mean, so they must be star-shaped about it.
+    Each height is one number for all points of its outline, or one number a point. Both ends are closed by a
+    fan around the mean of their outline, so these two outlines must be star-shaped about their means.
     """
     heights = [np.broadcast_to(height, len(outlines[0])) for height in heights]
     rings = np.concatenate([outlines, np.stack(heights)[..., None]], axis=-1)
