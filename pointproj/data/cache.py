@@ -22,7 +22,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def entry_key(content_digest: str, settings: Mapping[str, str | int | float]) -> str:
-    """Return the name of an entry: a digest, in 64 hex digits, of its source file's digest and its settings."""
+    """Return the name of an entry, 64 hex digits: a digest of its source file's digest and its settings."""
     described = json.dumps([content_digest, sorted(settings.items())])
     return hashlib.sha256(described.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Reconstructions that need no training: what a trained model has to beat.
+"""Reconstructions that need no training, to compare trained models with.
 
 ``flood``: the distance to the nearest sample, with a sign by flood fill. ``poisson``: screened Poisson
 surface reconstruction (Kazhdan and Hoppe, 2013), from PyMeshLab, the extra "baselines".
@@ -22,7 +22,7 @@ Points = Float[np.ndarray, "n 3"]
 Baseline = Callable[[Points], Reconstruction]
 
 FLOOD_SIDE = 96
-"""Nodes a side of the lattice that is filled."""
+"""Nodes along each side of the flooded lattice."""
 
 NORMAL_NEIGHBORS = 12
 POISSON_DEPTH = 7
@@ -34,7 +34,7 @@ class BaselineUnavailable(RuntimeError):  # noqa: N818  says what is true of it
 
 
 def baselines() -> dict[str, str | None]:
-    """Name every baseline, with None if it can run here, else the reason in one sentence."""
+    """Return all baselines by name, each with None if it can run here, else with a sentence that says why."""
     reason = None
     try:
         import pymeshlab  # noqa: F401
@@ -66,17 +66,18 @@ def baseline(name: str, device: str = "cpu") -> Baseline:
 
 
 def flood_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruction:
-    """Reconstruct by the distance to the nearest sample, with a sign by flood fill."""
+    """Reconstruct from the distance to the nearest sample, with a sign from a flood fill."""
     values = flooded_distance(points)
     return reconstruct(grid_field(values), "flood", FLOOD_SIDE, linear=True, device=device)
 
 
 def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray, "side side side"]:
-    """Distance to the nearest sample, negative where a flood fill from outside does not come.
+    """Return the distance to the nearest sample, negative where a flood fill from outside does not come.
 
-    The fill of a lattice stops at walls around the samples, thick enough to close the holes between them
-    (:func:`pointproj.geometry.grids.hole_radius`). Then it is extended by the thickness of the walls, so
-    that the surface is where the samples are. Float32, in units of the query cube, on the regular grid on it.
+    The fill of a lattice stops at walls around the samples, which are thick enough to close the holes between
+    the samples (:func:`pointproj.geometry.grids.hole_radius`). Then the flooded part grows by the thickness
+    of the walls, so that the surface passes through the samples. Float32, in units of the query cube, on the
+    regular grid over the query cube.
     """
     axis = np.linspace(-1.0, 1.0, side)
     nodes = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
@@ -90,7 +91,7 @@ def flooded_distance(points: Points, side: int = FLOOD_SIDE) -> Float[np.ndarray
 
 
 def oriented_normals(points: Points) -> Points:
-    """Normals of planes through each point's neighbours, pointing to where the flood fill comes from."""
+    """Return normals of planes fitted to each point's neighbours; they point to the flooded side."""
     _, rows = cKDTree(points).query(points, k=min(NORMAL_NEIGHBORS, len(points)))
     around = points[rows] - points[rows].mean(axis=1, keepdims=True)
     _, axes = np.linalg.eigh(np.einsum("nki,nkj->nij", around, around))
@@ -117,7 +118,7 @@ def poisson_reconstruction(points: Points, *, device: str = "cpu") -> Reconstruc
 
 
 def winds_around(mesh: Mesh, device: str, points: Points) -> Bool[np.ndarray, " n"]:
-    """Tell whether the surface winds around each point, also where it is open at the solver's box."""
+    """Return whether the surface winds around each point; the surface may be open at the solver's box."""
     if not len(mesh.faces):
         return np.zeros(len(points), dtype=bool)
     with on_device(device):

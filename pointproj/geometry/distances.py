@@ -7,20 +7,21 @@ from jaxtyping import Float
 from pointproj.geometry.meshes import Mesh, along_curve
 from pointproj.geometry.warp_meshes import box_tree, on_device, search_mesh
 
-wp.set_module_options({"enable_backward": False, "fuse_fp": False})  # so CPU and CUDA round alike
+wp.set_module_options({"enable_backward": False, "fuse_fp": False})  # so that CPU and CUDA round alike
 
 
 def unsigned_distance(
     mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
-    """Exact distance from each float32 point to the nearest triangle, in the mesh's units, on a Warp device.
+    """Return the exact distance from each float32 point to the nearest triangle, in the mesh's units.
 
-    Coordinates must be of about unit size, as of normalised meshes. Warp's mesh query gives a near face in
-    single precision; it skips slivers and is inexact close to them. So every face whose box is as near as
-    that one is measured again in double precision: the result is correct to its rounding to float32.
+    ``device`` is a Warp device. Coordinates must be of about unit size, as those of normalised meshes. Warp's
+    mesh query finds a near face in single precision; it skips slivers and is inexact close to them. So the
+    distances to all faces whose boxes are as near as that face are computed in double precision. The result
+    is exact up to its rounding to float32.
     """
     corners = mesh.vertices[mesh.faces]
-    order = along_curve(points)  # neighbours visit the same faces
+    order = along_curve(points)  # points that are near each other visit the same faces
     with on_device(device):
         triangles = search_mesh(mesh)
         boxes = box_tree(corners)
@@ -53,7 +54,7 @@ def _segment_squared(start: wp.vec3d, end: wp.vec3d, point: wp.vec3d) -> wp.floa
 
 @wp.func
 def _triangle_squared(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, point: wp.vec3d) -> wp.float64:
-    """Squared distance to a triangle: to its plane where the point projects into it, else to its edges."""
+    """Squared distance to a triangle: to its plane if the point projects into it, else to its edges."""
     nearest = wp.min(
         _segment_squared(a, b, point), wp.min(_segment_squared(b, c, point), _segment_squared(c, a, point))
     )
@@ -83,7 +84,7 @@ def _distance_kernel(
     if query.result:
         face = query.face
     nearest = _triangle_squared(corners[face, 0], corners[face, 1], corners[face, 2], point)
-    # the sphere is widened by more than the rounding of its radius and of the boxes
+    # The radius is enlarged by more than the rounding errors of the radius and of the boxes.
     candidates = wp.bvh_query_sphere(boxes, points[i], wp.float32(wp.sqrt(nearest)) * 1.00001 + 1.0e-6)
     while wp.bvh_query_next(candidates, face):
         nearest = wp.min(

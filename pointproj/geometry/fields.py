@@ -12,8 +12,8 @@ from pointproj.geometry.interior import inside_at
 from pointproj.geometry.meshes import Mesh, MeshError, query_grid
 
 
-class NoInterior(MeshError):  # noqa: N818  named by what is true of the mesh; it is an error for some targets only
-    """A mesh that encloses no point of the query grid: usable for ``udf`` only."""
+class NoInterior(MeshError):  # noqa: N818 - says what is true of the mesh, an error for some targets only
+    """A mesh that encloses no point of the query grid; only ``udf`` can use it."""
 
 
 FIELDS = {
@@ -21,9 +21,9 @@ FIELDS = {
     "sdf": lambda distance, inside: np.where(inside(), np.float32(-1), np.float32(1)) * distance(),
     "occupancy": lambda distance, inside: inside().astype(np.float32),
 }
-"""How a target follows from distances and from which points are inside, both computed on demand.
+"""Each target, computed from two functions: one returns the distances, one which points are inside.
 
-A mesh without interior is left out by the targets that ask what is inside.
+Targets that call ``inside`` leave out meshes without interior.
 """
 
 
@@ -37,25 +37,25 @@ def target_field(
     mesh : Mesh
         Normalised.
     side : int
-        Points a side of the grid of :func:`pointproj.geometry.meshes.query_grid`; ``Q = side**3``.
+        Points along each side of :func:`pointproj.geometry.meshes.query_grid`; ``Q = side**3 + n``.
     kind : str
         A key of :data:`FIELDS`.
     beside : float32 array, shape (n, 3), optional
-        Other points, which take less time together with the grid than later.
+        Further points. Evaluating them together with the grid takes less time than separately.
     device : str
         Where Warp runs: ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
 
     Returns
     -------
     float32 array, shape (side**3 + n,)
-        In the order of the query grid, then at the other points.
+        The target at the points of the query grid, in their order, then at the further points.
 
     Raises
     ------
     NoInterior
         If ``kind`` needs an interior and no grid point is inside.
     ValueError
-        If ``kind`` is no target field, or the mesh is not normalised.
+        If ``kind`` is not a key of :data:`FIELDS`, or the mesh is not normalised.
     """
     points = query_grid(side)
     if beside is not None:
@@ -66,9 +66,10 @@ def target_field(
 def field_at(
     mesh: Mesh, points: Float[np.ndarray, "Q 3"], kind: str, grid: int = 0, *, device: str = "cpu"
 ) -> Float[np.ndarray, " Q"]:
-    """Evaluate a target at any points, of which the first are a query grid of ``grid`` points a side.
+    """Evaluate a target at any points; the first ``grid**3`` points must be a query grid.
 
-    Arguments, result and errors are those of :func:`target_field`.
+    The other arguments and the errors are those of :func:`target_field`. With ``grid=0``, no query grid is
+    expected, and NoInterior is not raised.
     """
     if kind not in FIELDS:
         *others, last = FIELDS

@@ -1,7 +1,7 @@
-"""Values of a field on a regular grid over the query cube: everywhere, or only where its surface can be.
+"""Values of a field on a regular grid over the query cube: at all nodes, or only where its surface can be.
 
-A field is a function of points of the query cube, below 0 inside and above 0 outside. It is evaluated in
-chunks, so that memory is bounded by the result and one chunk.
+A field is a function of points in the query cube, below 0 inside and above 0 outside. It is evaluated in
+chunks, so the memory needed is that of the result and of one chunk.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,10 +16,10 @@ from scipy.spatial import cKDTree
 Field = Callable[[Float[np.ndarray, "Q 3"]], Float[np.ndarray, " Q"]]
 
 CHUNK = 1 << 16
-"""Points evaluated at once: the memory beside the result does not grow with the grid."""
+"""Points evaluated at once, so that memory for more than the result does not grow with the grid."""
 
-COARSER = 4  # cells of the grid along one cell of the coarse grid that finds surfaces away from the cloud
-BLOCKS = 64  # a side of the cube, each of which is near the cloud or not
+COARSER = 4  # cells of the grid along a cell of the coarse grid, which finds surfaces far from the cloud
+BLOCKS = 64  # blocks along each side of the cube; a block is near the cloud or not
 
 HOLE_NEIGHBOR, HOLE_QUANTILE = 12, 0.9  # see hole_radius
 
@@ -27,8 +27,8 @@ HOLE_NEIGHBOR, HOLE_QUANTILE = 12, 0.9  # see hole_radius
 def hole_radius(points: Float[np.ndarray, "n 3"]) -> float:
     """Estimate the radius of the largest hole between samples of a surface, in their units.
 
-    It is the 0.9 quantile of the distances to the 12th neighbour. Of the rules that were tried for the
-    thickness of the walls in :func:`pointproj.geometry.baselines.flooded_distance`, this one gave the best
+    The estimate is the 0.9 quantile of the distances to the 12th neighbour. Several rules were tried for the
+    thickness of the walls in :func:`pointproj.geometry.baselines.flooded_distance`. This one gave the best
     IoU on training meshes of ModelNet10 (0.68).
     """
     distances, _ = cKDTree(points).query(points, k=min(HOLE_NEIGHBOR + 1, len(points)))
@@ -44,9 +44,9 @@ def evaluate(field: Field, points: Float[np.ndarray, "Q 3"], chunk: int = CHUNK)
 
 
 def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarray, "side side side"]:
-    """Evaluate a field on the regular grid on the query cube, corners included, ``chunk`` points at a time.
+    """Evaluate a field on the regular grid over the query cube, corners included, ``chunk`` points at a time.
 
-    The values are float32, indexed by x, y, z. A ValueError says that ``side`` is below 2.
+    The values are float32, indexed by x, y, z. Raises ValueError if ``side`` is below 2.
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}")
@@ -59,15 +59,15 @@ def dense_values(field: Field, side: int, chunk: int = CHUNK) -> Float[np.ndarra
 def values_near(
     field: Field, side: int, cloud: Float[np.ndarray, "n 3"], chunk: int = CHUNK
 ) -> Float[np.ndarray, "side side side"]:
-    """Evaluate a field on this grid where its surface can be; interpolate the rest from a coarser grid.
+    """Evaluate a field on the grid where its surface can be; interpolate the rest from a coarser grid.
 
-    The surface can be within :func:`hole_radius` of the cloud that the field was made from, where the solid
-    may be thinner than a coarse cell; and in and beside coarse cells with corners on both sides, as in the
-    extraction of Mescheder et al., Occupancy Networks, CVPR 2019, section 3.3. With 4,096 points on furniture
-    that is a tenth to a fifth of the grid.
+    The surface can be in two places. One is within :func:`hole_radius` of the cloud that the field was made
+    from; there the solid may be thinner than a coarse cell. The other is in coarse cells with corners inside
+    and outside, and in the cells next to them, as in Mescheder et al., Occupancy Networks, CVPR 2019,
+    section 3.3. With 4,096 points on furniture these are a tenth to a fifth of the grid.
 
-    Returns and raises what :func:`dense_values` does. What was not evaluated has the sign of the coarse cell
-    around it.
+    Returns and raises the same as :func:`dense_values`. Nodes that are not evaluated have the sign of the
+    coarse cell around them.
     """
     coarse = dense_values(field, max(side // COARSER, min(side, 2)), chunk)
     if len(coarse) == side:
@@ -91,7 +91,7 @@ def grid_field(values: Float[np.ndarray, "side side side"]) -> Field:
 
 
 def _fill(field: Field, values: Float[np.ndarray, "s s s"], chunks: Iterable[Int[np.ndarray, " Q"]]) -> None:
-    """Fill in the values at places of the flattened grid, one chunk after the other."""
+    """Evaluate a field at places of the flattened grid, chunk by chunk, and write its values there."""
     axis, flat = np.linspace(-1.0, 1.0, len(values), dtype=np.float32), values.reshape(-1)
     for places in chunks:
         along_axes = np.unravel_index(places, values.shape)
@@ -99,19 +99,19 @@ def _fill(field: Field, values: Float[np.ndarray, "s s s"], chunks: Iterable[Int
 
 
 def _node_cells(side: int, cells: int) -> Int[np.ndarray, " side"]:
-    """Return for each node along an axis which of ``cells`` cells it lies in."""
+    """Return for each node along an axis in which of ``cells`` cells it lies."""
     return np.minimum(np.arange(side) * cells // (side - 1), cells - 1)
 
 
 def _changing_cells(values: Float[np.ndarray, "s s s"]) -> Bool[np.ndarray, "c c c"]:
-    """Cells between nodes of both signs, and those beside them."""
+    """Return which cells have corners of both signs, or are next to such a cell."""
     inside, ends = values < 0, (slice(None, -1), slice(1, None))
     corners = [inside[corner] for corner in product(ends, repeat=3)]
     return ndimage.binary_dilation(np.any(corners, axis=0) & ~np.all(corners, axis=0))
 
 
 def _blocks_near(cloud: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, "blocks blocks blocks"]:
-    """Tell which blocks of the cube are within :func:`hole_radius` of the cloud."""
+    """Return which blocks of the cube are within :func:`hole_radius` of the cloud."""
     occupied = np.zeros((BLOCKS,) * 3, dtype=bool)
     occupied[tuple(((cloud + 1) / 2 * BLOCKS).astype(int).clip(0, BLOCKS - 1).T)] = True
     width = 2 / BLOCKS

@@ -1,13 +1,14 @@
-"""The interior of a mesh: the points from which (nearly) no direction leads out without meeting a face.
+"""The interior of a mesh: the points from which (nearly) every direction hits a face.
 
-So neither the orientation of faces nor how often a face is listed has any influence, and slits, cracks and
-missing faces open a shape only as far as one sees out through them.
+So the orientation of faces has no influence, and neither has a face that is listed several times. Slits,
+cracks and missing faces open a shape only as far as one sees out through them.
 
-Of 256 fixed directions, spread evenly, 6 may escape, and faces are widened a little to close cracks. On 60
-training meshes of ModelNet10 labels off the surface have a mean IoU of 0.997 with those by another set of
-directions, and of 0.9997 with those of meshes whose faces were torn apart (corners moved by 5e-4); 0.975
-and 0.63 if none may escape and faces keep their size. Labels that allow fewer are less stable, those that
-allow more call more of a deep cavity inside.
+A point is inside if at most 6 of 256 evenly distributed directions escape. Faces are widened a little to
+close cracks. This was measured on 60 training meshes of ModelNet10, with labels off the surface. Labels by
+another set of directions agree with a mean IoU of 0.997, and labels of meshes whose faces were torn apart
+(corners moved by 5e-4) with 0.9997. If no direction may escape and faces are not widened, these are 0.975 and
+0.63. If fewer than 6 directions may escape, labels are less stable; if more may escape, more of a deep cavity
+is inside.
 """
 
 from functools import cache
@@ -21,35 +22,35 @@ from pointproj.geometry.visibility_cells import count_escapes_by_cells
 
 DIRECTIONS = 256
 ESCAPES = 6
-"""A point is inside if of all directions at most this many escape."""
+"""A point is inside if at most this many of all directions escape."""
 
 FIRST = 64
-"""So many directions, spread evenly too, decide alone where they are nearly of one mind."""
+"""So many evenly distributed directions are tried first; the others only where these do not decide."""
 
 FIRST_ESCAPES = 4
 """A point is inside if none of the first directions escapes, and outside if more than this many do.
 
-On the query grids of training meshes of ModelNet10, that changes 76 labels in a million."""
+On the query grids of training meshes of ModelNet10, this changes 76 labels in a million."""
 
 MARGIN = 3e-3
-"""Faces are widened by this on all sides, so that nothing escapes through cracks of up to twice the width."""
+"""Faces are widened by this on all sides, so no direction escapes through a crack up to twice as wide."""
 
 LONGEST_CORNER = 4 * MARGIN
-"""Corners move outwards by no more than this, however sharp."""
+"""Corners move outwards by no more than this, also the sharp ones."""
 
 FACES_A_POINT = 2
-"""Where faces are more than this times the points, rays take less time than lists of faces."""
+"""With more faces than this for each point, following rays is faster than lists of faces."""
 
 _DIRECTION_STEPS = 4096  # directions are fractions of this, so that every machine has the same
 
 
 def inside(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, " Q"]:
-    """Tell which points of the query grid of ``side`` points a side are inside: see :func:`inside_at`."""
+    """Return which points of a query grid with ``side`` points a side are inside: see :func:`inside_at`."""
     return inside_at(mesh, query_grid(side), device=device)
 
 
 def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cpu") -> Bool[np.ndarray, " Q"]:
-    """Tell from which points at most 6 of 256 directions lead out of the mesh without meeting a face.
+    """Return the points from which at most 6 of 256 directions lead out of the mesh without hitting a face.
 
     It follows that
 
@@ -57,22 +58,28 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
       their union, and an enclosed cavity is inside, since faces of arbitrary orientation cannot tell it
       from solid;
     - a single sheet has no interior;
-    - a point on the surface is inside only if it would be without the faces that it lies on, as where two
-      solids touch;
-    - cracks make no difference, nor does a wider slit to points that see little through it. So a deep
-      cavity behind a narrow opening is inside.
+    - a point on the surface is inside only if it would also be inside without the faces that it lies on, for
+      example where two solids touch;
+    - cracks make no difference, and a wider slit makes none for points that see little through it. So a deep
+      cavity behind a narrow slit is inside.
 
     Parameters
     ----------
     mesh : Mesh
-        Normalised; a ValueError says that it reaches the boundary of the query cube.
+        A normalised mesh.
     points : float32 array, shape (Q, 3)
+        Points in the query cube.
     device : str
         Where Warp runs. Labels are the same on all devices.
 
     Returns
     -------
     bool array, shape (Q,)
+
+    Raises
+    ------
+    ValueError
+        If the mesh does not lie within the query cube.
     """
     areas = face_areas(mesh)
     by_area = np.argsort(areas)
@@ -95,10 +102,10 @@ def inside_at(mesh: Mesh, points: Float[np.ndarray, "Q 3"], *, device: str = "cp
 
 @cache
 def directions() -> Float[np.ndarray, "256 3"]:
-    """Return the directions in which a point looks for a way out: a spiral over the sphere.
+    """Return the directions that are tried from each point: a spiral over the sphere.
 
-    Their order is such that those up to any of them are spread evenly too: the next is always the one that is
-    farthest from all before. They have unit length but for rounding, and none is along an axis.
+    Each direction is the farthest from all directions before it, so the first ones of any number are evenly
+    distributed too. They have unit length up to rounding, and none is parallel to an axis.
     """
     number = np.arange(DIRECTIONS) + 0.5
     height = 1 - 2 * number / DIRECTIONS
@@ -118,7 +125,7 @@ def directions() -> Float[np.ndarray, "256 3"]:
 def widened(corners: Float[np.ndarray, "F 3 3"]) -> Float[np.ndarray, "F 3 3"]:
     """Move the edges of faces with area outwards in their planes by :data:`MARGIN`.
 
-    Where an angle is below about 29 degrees, its corner moves less far than its edges would.
+    A corner with an angle below about 29 degrees moves less than that, see :data:`LONGEST_CORNER`.
     """
     along = np.roll(corners, -1, axis=1) - corners
     along /= np.maximum(np.linalg.norm(along, axis=-1, keepdims=True), np.finfo(float).tiny)
@@ -132,7 +139,7 @@ def widened(corners: Float[np.ndarray, "F 3 3"]) -> Float[np.ndarray, "F 3 3"]:
 def _enclosed(
     corners: Float[np.ndarray, "F 3 3"], points: Float[np.ndarray, "Q 3"], device: str
 ) -> Bool[np.ndarray, " Q"]:
-    """See :func:`inside_at`; the points are near those before them."""
+    """Return which points are inside; points next to each other in the array should be near each other."""
     chosen, none = directions(), np.zeros(len(points), dtype=np.int32)
     escaped = _escaped(corners, points, chosen[:FIRST], none, FIRST_ESCAPES, device)
     enclosed = escaped == 0
@@ -151,7 +158,7 @@ def _escaped(
     most: int,
     device: str,
 ) -> Int[np.ndarray, " Q"]:
-    """Count the directions that escape, in the way that takes the least time."""
+    """Count the directions that escape, by the faster of two methods."""
     counts = None
     if device == "cpu" and len(corners) < FACES_A_POINT * len(points):
         counts = count_escapes_by_cells(corners, points, chosen, before, most)

@@ -17,18 +17,18 @@ Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
 DEFAULT_SIDE, GPU_SIDE = 64, 160
 """Points a side of the grid that surfaces are extracted from, on a CPU and on a GPU.
 
-From 128 a board may fall between the nodes that it hides in; from 160 no shape of ModelNet10 that was looked
-at does."""
+With 128 points, a thin board can lie between two nodes and be lost. With 160 points, that happened to none of
+the shapes of ModelNet10 that were checked."""
 
-HALVINGS = 5  # of the edge that a vertex lies on, until the field's zero is found: to 1/64 of a cell
+HALVINGS = 5  # of a vertex's edge: the field's zero is found to 1/64 of a cell
 
 
 @dataclass(frozen=True)
 class Reconstruction:
     """A solid reconstructed from a cloud.
 
-    Its surface in the query cube is closed, with faces oriented outwards, or none if it is empty. ``inside``
-    takes points (Q, 3) of the query cube to bool (Q,).
+    ``mesh`` is its surface in the query cube: closed, with faces oriented outwards, or without faces if the
+    solid is empty. ``inside`` maps points (Q, 3) of the query cube to bool (Q,).
     """
 
     mesh: Mesh
@@ -49,17 +49,17 @@ def reconstruct(
     Parameters
     ----------
     field : callable
-        Float32 points (Q, 3) of the query cube to values (Q,).
+        Maps float32 points (Q, 3) of the query cube to values (Q,).
     name : str
-        Of the mesh.
+        Name of the mesh.
     side : int
-        Points a side of the grid that the surface is extracted from. The field itself is evaluated to find
-        where the surface crosses the edges of the grid, and whether a point is inside.
+        Points a side of the grid that the surface is extracted from.
     cloud : float array, shape (n, 3), optional
-        Samples that the field was made from. It is evaluated near them, and near surfaces that a coarser grid
-        finds (:func:`pointproj.geometry.grids.values_near`); without them on the whole grid.
+        Samples that the field was made from. With these, the field is evaluated near them and near surfaces
+        that a coarser grid finds (:func:`pointproj.geometry.grids.values_near`), otherwise on the whole grid.
     linear : bool
-        Whether the field is linear along the edges of the grid, so that the extracted vertices are exact.
+        Whether the field is linear along the edges of the grid, so that the extracted vertices are exact. If
+        not, the field is evaluated further to find where the surface crosses the edges.
     device : str
         Where Warp extracts the surface.
     """
@@ -73,8 +73,9 @@ def reconstruct(
 def extract_surface(values: Float[np.ndarray, "nx ny nz"], name: str, *, device: str = "cpu") -> Mesh:
     """Extract the surface where a field on the query cube passes through 0, by marching cubes.
 
-    ``values`` are on a regular grid on the cube, corners included, and below 0 inside. What is inside on the
-    boundary is closed there. The mesh is closed and oriented outwards; without faces if nothing is inside.
+    ``values`` are those at the nodes of a regular grid over the cube, corners included, and below 0 inside.
+    Nodes on the boundary of the cube count as outside, so the mesh is always closed. It is oriented outwards,
+    and has no faces if nothing is inside.
     """
     closed = np.array(values, dtype=np.float32)
     boundary = np.ones(closed.shape, dtype=bool)
@@ -93,8 +94,9 @@ def refine_vertices(
 ) -> Float[np.ndarray, "V 3"]:
     """Move vertices of :func:`extract_surface` along their edges to where the field itself passes through 0.
 
-    What a network predicts is far from linear across a cell, so that linear interpolation leaves steps.
-    ``values`` are the field on the grid; vertices between nodes of equal sign, as at the cube's walls, stay.
+    Predictions of a network are far from linear across a cell, so linear interpolation leaves steps.
+    ``values`` are the field on the grid. Vertices between nodes of equal sign stay; there are such at the
+    cube's boundary.
     """
     half = (len(values) - 1) / 2
     place = (vertices + 1) * half

@@ -11,11 +11,11 @@ LONGEST_SIDE = 1.8
 """Longest side of a normalised mesh: the query cube [-1, 1]^3 keeps a margin of 0.1 around every shape."""
 
 SMALLEST_AREA = 1e-12
-"""A face counts as surface from this area on, in the units of a normalised mesh."""
+"""Smallest area of a face that counts as surface, in the units of a normalised mesh."""
 
 
 class MeshError(ValueError):
-    """A mesh that cannot be used: its file, or its name if it came from no file, and the reason."""
+    """A mesh cannot be used; names its file, or the mesh if it has no file, and the reason."""
 
     def __init__(self, source: str | Path, reason: str) -> None:
         super().__init__(str(source), reason)
@@ -28,7 +28,7 @@ class MeshError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Mesh:
-    """A triangle surface, in whatever units its file has until :func:`normalize`.
+    """A triangle surface, in the units of its file, or those of the query cube after :func:`normalize`.
 
     Attributes
     ----------
@@ -62,12 +62,12 @@ class Mesh:
         if not len(self.faces):
             raise MeshError(self.name, "has no faces, so there is nothing to normalise")
         used = self.vertices[self.faces]
-        # halves first, so that no sum of two large coordinates overflows
+        # Coordinates are halved first, so that no sum of two large ones overflows.
         low, high = used.min(axis=(0, 1)) / 2, used.max(axis=(0, 1)) / 2
         half_side = float((high - low).max())
         if not half_side > 0:
             raise MeshError(self.name, "has no extent: all its faces lie in one point")
-        with np.errstate(over="ignore"):  # only vertices that no face uses can be that far away
+        with np.errstate(over="ignore"):  # only vertices that no face uses can overflow
             vertices = (self.vertices - (low + high)) / half_side * (LONGEST_SIDE / 2)
         return Mesh(vertices, self.faces, self.name)
 
@@ -75,9 +75,9 @@ class Mesh:
 def normalize(mesh: Mesh) -> Mesh:
     """Move and scale a mesh into the query cube [-1, 1]^3.
 
-    The centre of the bounding box goes to the origin, its longest side becomes :data:`LONGEST_SIDE`. The
-    box is that of the surface: vertices that no face uses do not count. The result is computed once for
-    a mesh and kept with it.
+    The centre of the bounding box moves to the origin, and its longest side becomes :data:`LONGEST_SIDE`. The
+    bounding box is that of the surface: vertices that no face uses are ignored. The result is stored with the
+    mesh, so that it is computed once.
 
     Raises
     ------
@@ -88,16 +88,16 @@ def normalize(mesh: Mesh) -> Mesh:
 
 
 def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
-    """Area of every face, float64, in the square of the mesh's units."""
+    """Return the area of each face, float64, in squares of the mesh's units."""
     a, b, c = np.moveaxis(mesh.vertices[mesh.faces], 1, 0)
     return np.sqrt((np.cross(b - a, c - b) ** 2).sum(axis=1)) / 2
 
 
 def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
-    """Nodes of the regular grid on the query cube [-1, 1]^3, corners included, float32.
+    """Return the nodes of the regular grid over the query cube [-1, 1]^3, corners included, float32.
 
-    They are ordered with x slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z. A
-    ValueError says that ``side`` is below 2.
+    Among them x changes slowest and z fastest: ``reshape(side, side, side, 3)`` is indexed by x, y, z. Raises
+    ValueError if ``side`` is below 2.
     """
     if side < 2:
         raise ValueError(f"expected a grid of at least 2 points a side, got {side}: raise data.grid")
@@ -106,9 +106,9 @@ def query_grid(side: int) -> Float[np.ndarray, "n 3"]:
 
 
 def along_curve(points: Float[np.ndarray, "Q 3"]) -> Int[np.ndarray, " Q"]:
-    """Order of points in which those that follow each other are near: by cells of 1/16, in Morton order.
+    """Return an order in which successive points are near each other: Morton order of cells of width 1/16.
 
-    Points outside of the query cube count to its outermost cells.
+    Points outside of the query cube belong to its outermost cells.
     """
     number = np.arange(32)
     spaced = sum(((number >> bit) & 1) << (3 * bit) for bit in range(5)).astype(np.uint16)

@@ -2,11 +2,10 @@
 
 Mescheder et al., Occupancy Networks, CVPR 2019, section 4 and supplementary; Peng et al., Convolutional
 Occupancy Networks, ECCV 2020; the F-score as in Tatarchenko et al., What do single-view 3D reconstruction
-networks learn?, CVPR 2019. All metrics are taken in the query cube, where a shape's longest side is 1.8.
+networks learn?, CVPR 2019. All metrics are computed in the query cube, where a shape's longest side is 1.8.
 
-The true solid is where one does not see out (:mod:`pointproj.geometry.interior`). The true surface
-is the part of the mesh between inside and outside: walls inside a solid and sheets outside of it
-do not count.
+The true solid is the interior of the mesh (:mod:`pointproj.geometry.interior`). The true surface is the part
+of the mesh between inside and outside, without walls inside a solid and sheets outside of it.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ CHAMFER_UNIT = LONGEST_SIDE / 10
 """Chamfer distances are given in tenths of the shape's longest side, as in the papers."""
 
 F_SCORE_THRESHOLD = LONGEST_SIDE / 100
-"""A point is right if the other surface is within 1% of the shape's longest side."""
+"""A point is correct if the other surface is within 1% of the shape's longest side."""
 
 SAMPLES = 100_000
 BESIDE = 1e-3
@@ -38,9 +37,9 @@ METRICS = {
     "f_score": "F-score",
     "normal_consistency": "normals",
 }
-"""Keys of what :func:`measure` returns, with headings. Chamfer-L1 is better lower, the others higher."""
+"""Keys of the result of :func:`measure`, with headings. For Chamfer-L1 lower is better, else higher."""
 
-# Of a reconstruction without any surface: nothing is right, and everything is as far away as can be.
+# Metrics of a reconstruction without a surface: no point is correct, and all have the largest distance.
 _NOTHING = {"chamfer_l1": LONGEST_SIDE * 3**0.5 / CHAMFER_UNIT, "f_score": 0.0, "normal_consistency": 0.0}
 
 SurfacePoints = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
@@ -48,7 +47,7 @@ SurfacePoints = tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]
 
 @dataclass(frozen=True)
 class Truth:
-    """What a reconstruction is compared with."""
+    """The true solid, which a reconstruction is compared with."""
 
     mesh: Mesh  # normalised
     grid_inside: Bool[np.ndarray, " g"]  # nodes of the query grid
@@ -59,22 +58,22 @@ class Truth:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one method reached on one mesh."""
+    """The metrics of one method on one mesh."""
 
     name: str
     class_name: str
-    samples: str  # how it was sampled
-    points: int  # in the cloud
+    samples: str  # how the mesh was sampled
+    points: int  # of the cloud
     method: str
     label_agreement: float  # from pointproj.geometry.well_posed
     values: dict[str, float]  # with the keys of METRICS
-    seconds: float  # that the reconstruction took
+    seconds: float  # taken by the reconstruction
 
 
 def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, device: str = "cpu") -> Truth:
-    """Find out what is true of a normalised mesh, on a query grid of ``grid`` points a side and at samples.
+    """Return the truth about a normalised mesh, on a query grid of ``grid`` points a side and at samples.
 
-    There are so many points in the cube, and on the surface; equal seeds give equal ones.
+    ``samples`` random points are drawn in the cube, and as many on the surface; ``seed`` fixes them.
 
     Raises
     ------
@@ -92,17 +91,17 @@ def truth_of(mesh: Mesh, grid: int, *, samples: int = SAMPLES, seed: int = 0, de
 
 
 def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> dict[str, float]:
-    """Compare a reconstruction with the truth; returns values by the keys of :data:`METRICS`.
+    """Compare a reconstruction with the truth; return values by the keys of :data:`METRICS`.
 
-    - ``iou_grid``, ``iou``: points inside both over points inside either, on the query grid and at the
-      random points of the cube.
-    - ``chamfer_l1``: mean of accuracy (mean distance from its surface to the nearest true sample) and
-      completeness (the other way round), in tenths of the longest side.
-    - ``f_score``: harmonic mean of precision (share of its samples within 1% of the longest side of a true
-      one) and recall (the other way round).
-    - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, both ways.
+    - ``iou_grid``, ``iou``: number of points inside both solids, divided by the number of points inside at
+      least one; on the query grid, and at the random points of the cube.
+    - ``chamfer_l1``: mean of accuracy (mean distance from samples of the reconstruction to the nearest true
+      sample) and completeness (the same in the other direction), in tenths of the longest side.
+    - ``f_score``: harmonic mean of precision (share of the reconstruction's samples that have a true sample
+      within 1% of the longest side) and recall (the same in the other direction).
+    - ``normal_consistency``: mean absolute cosine between the normals of nearest samples, in both directions.
 
-    Its surface has as many samples as the truth's, fixed by ``seed``.
+    The reconstruction has as many surface samples as the truth; ``seed`` fixes them.
     """
     grid = query_grid(round(len(truth.grid_inside) ** (1 / 3)))
     measured = {
@@ -116,7 +115,7 @@ def measure(reconstruction: Reconstruction, truth: Truth, *, seed: int = 0) -> d
 
 
 def intersection_over_union(one: Bool[np.ndarray, " n"], other: Bool[np.ndarray, " n"]) -> float:
-    """Points in both over points in either; 1 where there are none."""
+    """Return the number of points in both sets divided by the number in at least one; 1 if both are empty."""
     either = int((one | other).sum())
     return int((one & other).sum()) / either if either else 1.0
 
@@ -137,7 +136,7 @@ def surface_agreement(predicted: SurfacePoints, true: SurfacePoints) -> dict[str
 
 
 def _solid_surface(mesh: Mesh, count: int, generator: np.random.Generator, device: str) -> SurfacePoints:
-    """Samples, by area, of the surface with inside on one side alone; copies of faces count once."""
+    """Sample, by area, the surface with inside on only one of its sides; copies of a face count once."""
     _, place = np.unique(mesh.vertices, axis=0, return_inverse=True)
     _, first = np.unique(np.sort(place.reshape(-1)[mesh.faces], axis=1), axis=0, return_index=True)
     sampler = SurfaceSampler(mesh.vertices, mesh.faces[np.sort(first)])

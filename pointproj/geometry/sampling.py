@@ -20,23 +20,23 @@ class PointSource(Protocol):
     def draw(
         self, count: int, generator: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Draw ``count`` points and their unit normals, zeros where the source has no surface.
+        """Draw ``count`` points and their unit normals; normals are 0 if the source has no surface.
 
-        The generator is advanced; the same state gives the same points.
+        The same state of the generator gives the same points.
         """
 
 
 class SurfaceSampler:
-    """Draws points from a triangle mesh, uniformly by area; keeps the summed areas between draws.
+    """Draws points from a triangle mesh, uniformly by area; stores the cumulative areas between draws.
 
-    A ValueError says that no face has area.
+    Raises ValueError if no face has area.
 
     Attributes
     ----------
     summed_areas : float64 array, shape (F,)
-        Area of all faces up to each.
+        Cumulative area: for each face, the area of all faces up to it.
     last_face : int
-        The last one with area.
+        Index of the last face with area.
     """
 
     def __init__(self, vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> None:
@@ -54,13 +54,13 @@ class SurfaceSampler:
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
         """Draw points uniformly on the surface, float32.
 
-        A face is chosen with probability proportional to its area, and the place on it by square-root
+        A face is chosen with probability proportional to its area, and a place on it by square-root
         barycentric coordinates (Osada et al., Shape distributions, 2002, section 4.2). Normals have the sign
-        of the face's orientation, arbitrary in ModelNet files.
+        of the face's orientation, which is arbitrary in ModelNet files.
         """
         where, across, along = generator.random((3, count))
         chosen = np.searchsorted(self.summed_areas, where * self.summed_areas[-1], side="right")
-        # Rounding can push the product onto the total, one past the last face.
+        # Rounding can make the product equal to the total area, which gives a face after the last.
         chosen = np.minimum(chosen, self.last_face)
         origin, first, second = _corners(self.vertices, self.faces[chosen])
         across = np.sqrt(across)
@@ -71,7 +71,7 @@ class SurfaceSampler:
 
 
 class FixedCloud:
-    """One float32 cloud without a surface: every draw returns it, with zeros for the normals it has not."""
+    """One float32 cloud without a surface: every draw returns its points, with normals of 0."""
 
     def __init__(self, points: Float[np.ndarray, "N 3"]) -> None:
         self.points = points
@@ -79,7 +79,7 @@ class FixedCloud:
     def draw(
         self, count: int, generator: np.random.Generator
     ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
-        """Return the first ``count`` points; the generator is left alone."""
+        """Return the first ``count`` points; the generator is not used."""
         return self.points[:count], np.zeros_like(self.points[:count])
 
 
@@ -106,10 +106,10 @@ def random_subset(
 
 
 def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndarray, "count 3"]:
-    """Draw points to learn a field at: half near the surface, half uniform about the shape or in the cube.
+    """Draw points to learn a field at: half near the surface, half uniform around the shape or in the cube.
 
-    They are in random order, within the query cube. Equal arguments give equal points, so that only values
-    need to be kept.
+    They lie within the query cube, in random order. Equal arguments give equal points, so a cache only needs
+    the values at the points.
     """
     generator = np.random.default_rng(seed)
     low, high = sampler.vertices.min(axis=0) - MARGIN, sampler.vertices.max(axis=0) + MARGIN
@@ -125,6 +125,6 @@ def pool_points(sampler: SurfaceSampler, count: int, seed: int) -> Float[np.ndar
 def _corners(
     vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]
 ) -> tuple[Float[np.ndarray, "F 3"], Float[np.ndarray, "F 3"], Float[np.ndarray, "F 3"]]:
-    """First corner of each face and the edges from it to the second and the third."""
+    """Return the first corner of each face, and the edges from it to the second and the third corner."""
     origin = vertices[faces[:, 0]]
     return origin, vertices[faces[:, 1]] - origin, vertices[faces[:, 2]] - origin

@@ -1,10 +1,10 @@
-"""Scans of a mesh: points that cameras outside see.
+"""Scans of a mesh: points that cameras see from outside.
 
-After Sulzer et al., Deep surface reconstruction from point clouds with visibility information, 2022, ten
-cameras stand around a shape at random, and each has as many rays. A ray goes to a random point of the
-surface, by area, and ends at the first face that it meets. So what no camera sees has no points, and whether
-a face points to the camera makes no difference. A scanner knows where it stood, so each point comes with the
-direction in which its camera is.
+As in Sulzer et al., Deep surface reconstruction from point clouds with visibility information, 2022, ten
+cameras stand around a shape at random places, and all have equally many rays. A ray goes to a random point of
+the surface, chosen by area, and ends at the first face that it hits. So surface that no camera sees has no
+points, and the orientation of a face makes no difference. Scanners know their position, so each point comes
+with the direction to its camera.
 """
 
 import numpy as np
@@ -20,27 +20,27 @@ wp.set_module_options({"enable_backward": False, "fuse_fp": False})
 CAMERAS = 10
 
 CAMERA_DISTANCE = 3.0
-"""From the centre of the query cube, whose corners are at 1.73."""
+"""Distance of cameras from the centre of the query cube, whose corners are at 1.73."""
 
 
 @wp.struct
 class Seen:
-    """What a ray meets."""
+    """The point that a ray hits."""
 
     point: wp.vec3f
     normal: wp.vec3f
-    sensor: wp.vec3f  # direction of the camera
+    sensor: wp.vec3f  # direction to the camera
 
 
 @wp.func
 def first_seen(mesh: wp.uint64, camera: wp.vec3f, target: wp.vec3f, normal: wp.vec3f) -> Seen:
-    """The first point of a mesh on the way to a target on it, of which the normal is given."""
+    """Return the first point of a mesh from a camera to a target on it; ``normal`` is the target's."""
     seen = Seen()
     seen.point = target
     seen.normal = normal
     seen.sensor = wp.normalize(camera - target)
     hit = wp.mesh_query_ray(mesh, camera, -seen.sensor, wp.length(target - camera))
-    if hit.result:  # else rounding let the ray end before the target
+    if hit.result:  # if not, the ray ended before the target, due to rounding
         seen.point = wp.mesh_eval_position(mesh, hit.face, hit.u, hit.v)
         seen.normal = hit.normal
     return seen
@@ -68,12 +68,12 @@ def scan(
 ) -> tuple[Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
     """Scan a normalised mesh from cameras around it.
 
-    The generator is advanced; the same state gives the same points.
+    The same state of the generator gives the same points.
 
     Returns
     -------
     points, normals, sensors : float32 arrays, shape (count, 3)
-        Unit normals of the faces, with the sign of their orientation; unit vectors towards the cameras.
+        Points; unit normals of their faces, with the sign of the orientation; unit vectors to the cameras.
     """
     directions = generator.standard_normal((CAMERAS, 3))
     cameras = CAMERA_DISTANCE * directions / np.linalg.norm(directions, axis=1, keepdims=True)

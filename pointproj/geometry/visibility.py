@@ -1,6 +1,6 @@
-"""Which directions lead out of a mesh from a point: faces seen from points, in double precision.
+"""Which directions lead out of a mesh from a point, computed in double precision.
 
-CPU and CUDA round alike and test a face in the same way, so they agree on every ray.
+CPU and CUDA test a face with the same operations and the same rounding, so they agree on every ray.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from pointproj.geometry.warp_meshes import box_tree, on_device
 wp.set_module_options({"enable_backward": False, "fuse_fp": False})
 
 SURFACE_TOLERANCE = wp.constant(wp.float64(1e-6))
-"""A face this close along a direction is where the point lies, and hides nothing (query cube units)."""
+"""A point this close to a face along a direction lies on it, and the face hides nothing (cube units)."""
 
-_MARGIN = wp.constant(wp.float64(1e-9))  # so that no ray slips through where two faces meet
+_MARGIN = wp.constant(wp.float64(1e-9))  # so that no ray passes between two faces that share an edge
 _ZERO = wp.constant(wp.float64(0.0))
 _ONE = wp.constant(wp.float64(1.0))
 
@@ -28,11 +28,27 @@ def count_escapes(
     *,
     device: str,
 ) -> Int[np.ndarray, " Q"]:
-    """Count in how many directions a point sees no face: int32, (Q,), up to ``most + 1``.
+    """Count for each point the directions without a face.
 
-    ``corners`` (float64) are those of faces with area. ``points`` (float32) that follow each other had better
-    be near each other. ``directions`` are float64. ``escaped`` (int32) were counted before, and are included;
-    from ``most + 1`` on, a point's other directions are not tested. ``device`` is where Warp runs.
+    Parameters
+    ----------
+    corners : float64 array, shape (F, 3, 3)
+        Corners of faces with area.
+    points : float32 array, shape (Q, 3)
+        It is faster if successive points are near each other.
+    directions : float64 array, shape (D, 3)
+        Directions to test.
+    escaped : int32 array, shape (Q,)
+        Earlier counts, to which these are added.
+    most : int
+        Once the count of a point exceeds this, its other directions are not tested.
+    device : str
+        Where Warp runs.
+
+    Returns
+    -------
+    int32 array, shape (Q,)
+        At most ``most + 1``.
     """
     with on_device(device):
         boxes = box_tree(corners)
@@ -45,7 +61,7 @@ def count_escapes(
 
 @wp.func
 def _inwards(start: wp.vec3d, end: wp.vec3d, direction: wp.vec3d) -> wp.vec4d:
-    """Plane through an edge along a direction: normal and offset, positive on the face's side."""
+    """Return the plane through an edge along a direction: normal and offset, positive on the face's side."""
     normal = wp.cross(direction, end - start)
     margin = _MARGIN * (wp.abs(normal[0]) + wp.abs(normal[1]) + wp.abs(normal[2]))
     return wp.vec4d(normal[0], normal[1], normal[2], margin - wp.dot(normal, start))
@@ -53,9 +69,9 @@ def _inwards(start: wp.vec3d, end: wp.vec3d, direction: wp.vec3d) -> wp.vec4d:
 
 @wp.func
 def hidden_space(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, direction: wp.vec3d) -> wp.mat44d:
-    """Planes around the points that see a face in a direction, one a row; see :func:`is_hidden`.
+    """Return four planes, one a row, that bound the points from which a face is seen in a direction.
 
-    Its orientation makes no difference.
+    The orientation of the face makes no difference. See :func:`is_hidden`.
     """
     normal = wp.cross(b - a, c - a)
     facing = wp.dot(normal, direction)
@@ -65,13 +81,13 @@ def hidden_space(a: wp.vec3d, b: wp.vec3d, c: wp.vec3d, direction: wp.vec3d) -> 
     offset = wp.dot(normal, a) - SURFACE_TOLERANCE * wp.abs(facing)
     before = wp.vec4d(-normal[0], -normal[1], -normal[2], offset)
     if facing == _ZERO:
-        before = wp.vec4d(_ZERO, _ZERO, _ZERO, -_ONE)  # seen edge-on it hides nothing
+        before = wp.vec4d(_ZERO, _ZERO, _ZERO, -_ONE)  # a face seen edge-on hides nothing
     return wp.matrix_from_rows(before, _inwards(a, b, along), _inwards(b, c, along), _inwards(c, a, along))
 
 
 @wp.func
 def is_hidden(space: wp.mat44d, point: wp.vec3d) -> bool:
-    """Whether a point is on the inner side of all four planes."""
+    """Return whether a point is on the inner side of all four planes."""
     for row in range(4):
         offset = space[row, 0] * point[0] + space[row, 1] * point[1] + space[row, 2] * point[2]
         if offset + space[row, 3] < _ZERO:
@@ -88,7 +104,7 @@ def _count_kernel(
     most: int,
     escaped: wp.array(dtype=wp.int32),
 ):
-    """Follow the rays of one point until too many have escaped."""
+    """One thread a point: follow its rays until too many have escaped."""
     i = wp.tid()
     point = wp.vec3d(points[i])
     count = escaped[i]

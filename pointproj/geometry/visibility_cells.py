@@ -1,9 +1,10 @@
 """Which directions lead out of a mesh, for many points at once on one thread of a CPU.
 
-Along one direction a mesh is flat: the plane across it is divided into cells, each with a list of the faces
-over it. A point looks up its cell, and the face that hides it is mostly the one that hid the last point
-there. The test of a face is that of :mod:`pointproj.geometry.visibility`, so the counts are the same; for
-the points of a training mesh they take a fraction of the time of following rays through a tree.
+For each direction, the mesh is projected onto the plane across it. The plane is divided into cells, and each
+cell lists the faces that project onto it. A point looks up its cell; mostly, the face that hides it is the
+one that hid the previous point there. A face is tested as in :mod:`pointproj.geometry.visibility`, so the
+counts are the same. For the points of a training mesh, this takes a fraction of the time that rays through a
+tree take.
 """
 
 import numpy as np
@@ -16,13 +17,13 @@ from pointproj.geometry.warp_meshes import on_device
 wp.set_module_options({"enable_backward": False, "fuse_fp": False})
 
 SIDE = 24
-"""Cells a side. Between 24 and 32 they take about the same time."""
+"""Cells a side. From 24 to 32 cells, the time is about the same."""
 
 CAPACITY = 1 << 22
-"""Places in the lists of all cells together; a mesh that needs more is left to the tree."""
+"""Entries in the lists of all cells; for a mesh that needs more, the tree is used."""
 
 _PADDING = wp.constant(wp.float64(1e-5))
-"""Of faces in the plane (query cube units): more than the test of a face lets them hide around them."""
+"""Faces are widened by this in the plane (query cube units), which is more than the margin in their test."""
 
 
 def count_escapes_by_cells(
@@ -32,9 +33,10 @@ def count_escapes_by_cells(
     escaped: Int[np.ndarray, " Q"],
     most: int,
 ) -> Int[np.ndarray, " Q"] | None:
-    """Count as :func:`pointproj.geometry.visibility.count_escapes` does.
+    """Count like :func:`pointproj.geometry.visibility.count_escapes`, with the same arguments.
 
-    The large faces had better come last. None if the lists would have more than :data:`CAPACITY` places.
+    It is faster if large faces come last. Returns None if the lists would need more than :data:`CAPACITY`
+    entries.
     """
     with on_device("cpu"):
         counts, entries = wp.array(escaped, dtype=wp.int32), wp.zeros(1, dtype=wp.int32)
@@ -57,7 +59,7 @@ def count_escapes_by_cells(
 
 
 def _frames(directions: Float[np.ndarray, "D 3"]) -> Float[np.ndarray, "D 3 3"]:
-    """Two axes across each direction, and the direction itself, as rows."""
+    """Return for each direction a matrix: its rows are two axes across the direction, and the direction."""
     helper = np.where(np.abs(directions[:, 2:]) > 0.9, [[1.0, 0.0, 0.0]], [[0.0, 0.0, 1.0]])
     first = np.cross(directions, helper)
     first /= np.linalg.norm(first, axis=1, keepdims=True)
@@ -66,7 +68,7 @@ def _frames(directions: Float[np.ndarray, "D 3"]) -> Float[np.ndarray, "D 3 3"]:
 
 @wp.func
 def _cell(place: wp.float64, low: wp.float64, width: wp.float64, cells: int) -> int:
-    """Column or row of a place in the plane."""
+    """Return the column or row of a place in the plane."""
     return wp.min(int((place - low) / width), cells - 1)
 
 
@@ -84,10 +86,10 @@ def _count_kernel(
     entries: wp.array(dtype=wp.int32),
     escaped: wp.array(dtype=wp.int32),
 ):
-    """Take one direction after the other, each with the points that are left; one thread does all.
+    """Count for one direction after the other, each with the points that are left, in one thread.
 
-    ``heads`` is the first place of a cell's list, or -1; ``links`` are a face and the next place; ``tops`` is
-    how high the faces over a cell reach.
+    ``heads`` holds the first entry of each cell's list, or -1. ``links`` holds a face and the next entry.
+    ``tops`` holds the greatest height of the faces over each cell.
     """
     count, side = points.shape[0], heads.shape[0]
     for number in range(frames.shape[0]):

@@ -1,4 +1,4 @@
-"""Warp for the geometry: initialised quietly, and meshes that its kernels search."""
+"""Warp for the geometry: quiet initialisation, and meshes that Warp's kernels search."""
 
 import os
 import tempfile
@@ -30,7 +30,7 @@ def usable_device(device: str) -> str:
 
 
 def search_mesh(mesh: Mesh) -> wp.Mesh:
-    """Copy a mesh, each face with corners of its own, to the current device for Warp's mesh queries."""
+    """Copy a mesh to the current device for Warp's mesh queries; each face gets its own three vertices."""
     corners = mesh.vertices[mesh.faces]
     return wp.Mesh(
         points=wp.array(corners.reshape(-1, 3).astype(np.float32), dtype=wp.vec3),
@@ -39,9 +39,9 @@ def search_mesh(mesh: Mesh) -> wp.Mesh:
 
 
 def box_tree(corners: Float[np.ndarray, "F 3 3"]) -> wp.Bvh:
-    """Copy the boxes of faces, of coordinates up to 1, to the current device, to be searched.
+    """Build a tree of the bounding boxes of faces on the current device; coordinates are at most 1.
 
-    The boxes are wider than the faces by more than what single precision loses.
+    The boxes are wider than the faces by more than the error of single precision.
     """
     return wp.Bvh(
         lowers=wp.array((corners.min(axis=1) - BOX_MARGIN).astype(np.float32), dtype=wp.vec3),
@@ -51,10 +51,10 @@ def box_tree(corners: Float[np.ndarray, "F 3 3"]) -> wp.Bvh:
 
 @cache
 def _initialize() -> None:
-    """Initialise Warp; on a machine without a GPU, without its warning that there is none.
+    """Initialise Warp, and suppress its warning on a machine without a GPU.
 
-    Every helper process would print it between the lines that show the progress. Warp writes it from C++, so
-    standard error is redirected during the call; all other lines are written afterwards.
+    Otherwise every helper process would print the warning between the lines of the progress bar. Warp writes
+    it from C++, so standard error is redirected during the call; all other lines are written afterwards.
     """
     stderr = os.dup(2)
     with tempfile.TemporaryFile() as captured:

@@ -1,7 +1,8 @@
-"""Truth as the literature on reconstruction from scans has it: what a watertight copy of a mesh encloses.
+"""The truth as in the literature on reconstruction from scans: the interior of a watertight copy of a mesh.
 
-Sulzer et al. (2022) make such copies with ManifoldPlus. Here it is alpha wrapping (Portaneri et al., SIGGRAPH
-2022) of CGAL, from PyMeshLab: a closed surface around all faces, which enters holes wider than ``ALPHA``.
+Sulzer et al. (2022) make such copies with ManifoldPlus. Here, alpha wrapping (Portaneri et al., SIGGRAPH
+2022) makes them, from CGAL through PyMeshLab: a closed surface around all faces, which enters holes wider
+than ``ALPHA``.
 """
 
 import numpy as np
@@ -13,8 +14,8 @@ from pointproj.geometry.metrics import SAMPLES, Truth
 from pointproj.geometry.sampling import sample_surface
 
 ALPHA, OFFSET = 1.0, 0.1
-"""In percent of the diagonal of the mesh's box: the smallest hole that is entered, and how far outside of the
-faces the surface lies."""
+"""Width of the smallest hole that is entered, and distance of the surface from the faces, both in percent of
+the diagonal of the mesh's bounding box."""
 
 
 def require_alpha_wrap() -> None:
@@ -37,7 +38,7 @@ def alpha_wrap(mesh: Mesh) -> Mesh:
 
 
 def watertight_truth(mesh: Mesh, grid: int, *, device: str = "cpu") -> Truth:
-    """As :func:`pointproj.geometry.metrics.truth_of`, of the watertight copy of a mesh, which it holds."""
+    """Return the truth of :func:`pointproj.geometry.metrics.truth_of` about the watertight copy of a mesh."""
     solid = alpha_wrap(mesh)
     grid_inside = winds_around(solid, device, query_grid(grid))
     if not grid_inside.any():

@@ -1,8 +1,9 @@
 """Whether the label of a mesh is well posed: whether another definition of inside agrees with visibility.
 
-The other one is a flood of a lattice from outside, along the links between nodes that no face crosses, with
-faces widened as for visibility. It enters every slit that a row of nodes lies in, and so tells where a slit
-decides: there the floods of two lattices differ, or they both differ from what one sees.
+The other definition is a flood fill of a lattice from outside, along links between nodes that no face
+crosses; faces are widened as for visibility. The fill enters every slit that a row of nodes lies in. So it
+shows where the label depends on a slit: there the fills of two lattices differ, or both differ from
+visibility.
 """
 
 import numpy as np
@@ -17,19 +18,19 @@ from pointproj.geometry.warp_meshes import on_device, search_mesh
 wp.set_module_options({"enable_backward": False})
 
 WELL_POSED = 0.95
-"""Least IoU of visibility with both floods."""
+"""Least IoU of visibility with both fills."""
 
 FLOOD_SIDES = (117, 233)
-"""The lattices have at least so many nodes a side, and the query grid among them."""
+"""The lattices have at least so many nodes a side; the query grid is a part of each."""
 
 _BEYOND = wp.constant(1e-5)
 """Links are longer by this at both ends, so that none starts on a face and misses it (query cube units)."""
 
 
 def label_agreement(mesh: Mesh, grid_inside: Bool[np.ndarray, " g"], *, device: str = "cpu") -> float:
-    """Compare labels of the query grid, by visibility, with floods of two lattices.
+    """Compare labels of the query grid, from visibility, with flood fills of two lattices.
 
-    The mesh is normalised. Returns the lower of both IoUs; a mesh is well posed from :data:`WELL_POSED` on.
+    The mesh is normalised. Returns the lower IoU; a mesh with at least :data:`WELL_POSED` is well posed.
     """
     side = round(len(grid_inside) ** (1 / 3))
     agreements = []
@@ -42,9 +43,9 @@ def label_agreement(mesh: Mesh, grid_inside: Bool[np.ndarray, " g"], *, device: 
 
 
 def unflooded(mesh: Mesh, side: int, *, device: str = "cpu") -> Bool[np.ndarray, "side side side"]:
-    """Tell which nodes of a lattice over the query cube a flood from its corner does not reach.
+    """Return which nodes of a lattice over the query cube a flood fill from its corner does not enter.
 
-    Nodes on a face of the normalised mesh are not reached either.
+    The fill does not enter nodes on a face of the normalised mesh.
     """
     corners = widened(mesh.vertices[mesh.faces[face_areas(mesh) > SMALLEST_AREA]])
     with on_device(device):
@@ -67,7 +68,7 @@ def _unit(axis: int) -> wp.vec3:
 
 @wp.kernel
 def _link_kernel(faces: wp.uint64, links: wp.array3d(dtype=wp.uint8)):
-    """Along which axes the fill can go from a node to the next: one bit each."""
+    """One thread a node: set a bit for each axis along which the fill can go to the next node."""
     x, y, z = wp.tid()
     spacing = 2.0 / float(links.shape[0] - 1)
     node = spacing * wp.vec3(float(x), float(y), float(z)) - wp.vec3(1.0, 1.0, 1.0)
@@ -86,7 +87,7 @@ def _sweep_kernel(
     flooded: wp.array3d(dtype=wp.uint8),
     changed: wp.array(dtype=wp.int32),
 ):
-    """Carry the fill along a line of nodes, there and back; ``changed`` tells whether it came any further."""
+    """Extend the fill along a line of nodes, in both directions; ``changed`` is set if nodes were added."""
     first, second = wp.tid()
     side = links.shape[0]
     bit = wp.uint8(1 << axis)

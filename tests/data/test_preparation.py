@@ -111,7 +111,7 @@ def test_few_processes_share_a_gpu(furniture, tmp_path, monkeypatch, count, expe
     recipe = preparation.Recipe(grid=6, target="udf")
     processes = HelperProcesses(count)
     monkeypatch.setattr(
-        processes, "run", lambda title, jobs, unit: ((key, job()) for key, job in jobs.items())
+        processes, "results", lambda title, jobs, unit: ((key, job()) for key, job in jobs.items())
     )
     assert (
         len(dict(preparation.prepare_meshes(files, recipe, tmp_path, helpers=processes, device="cuda:0")))

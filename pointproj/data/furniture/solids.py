@@ -64,7 +64,7 @@ def rod(start: Point, end: Point, radius: float, tip: float | None = None, sides
 
 
 def bar(x: Extent, y: Extent, z: Extent, radius: float, sides: int = SEGMENTS) -> Manifold:
-    """Rod whose ends have these coordinates: two limits are those of start and end, one number is for both."""
+    """Rod between two points: a pair holds the coordinates of start and end, a number is that of both."""
     ends = [place if isinstance(place, tuple) else (place, place) for place in (x, y, z)]
     return rod(*zip(*ends, strict=True), radius, sides=sides)
 

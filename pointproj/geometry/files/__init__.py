@@ -1,8 +1,9 @@
-"""Read and write mesh files: OFF and PLY by our own readers, all else by trimesh between checks of ours.
+"""Read and write mesh files: OFF and PLY by readers of this package, other formats by trimesh, with checks.
 
-Any file gives a mesh or a :class:`~pointproj.geometry.meshes.MeshError`. Common readers skip words they do
-not understand, drop polygons, open the files that a file names, or trust its counts. Here nothing is lost
-silently, no second file is ever opened, and memory is allocated for what is there, not for what is declared.
+Any file gives a mesh or a :class:`~pointproj.geometry.meshes.MeshError`. Common readers skip words that they
+do not understand, drop polygons, open further files that a file names, or trust the counts in a file. Here
+nothing is lost silently, no second file is opened, and memory is allocated for the content that is present,
+not for the content that is declared.
 """
 
 import stat
@@ -18,7 +19,7 @@ from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
 
 LARGEST_FILE_BYTES = 256 << 20
-"""A larger file is refused. Text takes about nine times its size in memory while it is read."""
+"""Larger files are refused. While text is read, it takes about nine times its size in memory."""
 
 READERS: dict[str, Callable[[bytes], Content]] = {
     ".off": off.parse,
@@ -36,30 +37,30 @@ MESH_SUFFIXES = tuple(READERS)
 
 
 def read_mesh(path: str | Path) -> Mesh:
-    """Read a mesh file, with the deviations that real files have; its suffix is one of :data:`MESH_SUFFIXES`.
+    """Read a mesh file, also with the usual deviations of real files; its suffix is in :data:`MESH_SUFFIXES`.
 
-    Polygons become fans of triangles (exact for convex ones); points, edges, colours, normals and textures
-    are dropped. Vertices are not merged. The parts of a scene are one mesh, each where the scene has it.
-    The mesh has finite vertices and at least one face of positive area.
+    Polygons become fans of triangles, which is exact for convex polygons. Points, edges, colours, normals and
+    textures are dropped. Vertices are not merged. All parts of a scene become one mesh; each part is placed
+    where the scene places it. The mesh has finite vertices and at least one face of positive area.
 
     Raises
     ------
     MeshError
-        If the file cannot be read, is too large, is not a whole file of its format, or holds no finite
-        surface.
+        If the file cannot be read, is too large, is damaged, or holds no finite surface.
     """
     return parse_mesh(read_content(path), path)
 
 
 def read_content(path: str | Path) -> bytes:
-    """Read the bytes of a mesh file, or raise a MeshError.
+    """Read the bytes of a mesh file.
 
-    It must be a regular file, no pipe, device or folder, of at most :data:`LARGEST_FILE_BYTES`.
+    Raises MeshError unless it is a regular file (no pipe, device or folder) of at most
+    :data:`LARGEST_FILE_BYTES` that can be read.
     """
     path = Path(path)
     try:
         facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):  # a pipe could be waited for, and a device read, for ever
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device might never end
             raise MeshError(path, "cannot be read (expected a file)")
         if facts.st_size > LARGEST_FILE_BYTES:
             limit = f"expected at most {LARGEST_FILE_BYTES:,} bytes, got {facts.st_size:,}"
@@ -71,15 +72,15 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_mesh(content: bytes, path: str | Path) -> Mesh:
-    """Make a mesh of the content of a file, as :func:`read_mesh` does, or raise a MeshError.
+    """Make a mesh from the content of a file, as :func:`read_mesh` does, or raise MeshError.
 
-    The suffix of ``path`` says the format, its stem is the name of the mesh.
+    The suffix of ``path`` tells the format; its stem becomes the name of the mesh.
     """
     return surface(parse(content, path), path)
 
 
 def parse(content: bytes, path: str | Path) -> Content:
-    """Read the content of a file, a surface or points, or raise a MeshError."""
+    """Read a surface or points from the content of a file, or raise MeshError."""
     path = Path(path)
     read = READERS.get(path.suffix.lower())
     if read is None:
@@ -91,7 +92,7 @@ def parse(content: bytes, path: str | Path) -> Content:
 
 
 def surface(content: Content, path: str | Path) -> Mesh:
-    """Make a mesh of what a file holds, or raise a MeshError if that is no finite surface."""
+    """Make a mesh from the content of a file, or raise MeshError if the content is no finite surface."""
     path = Path(path)
     if not len(content.faces):
         raise MeshError(path, "has no face with three vertices")
@@ -102,16 +103,17 @@ def surface(content: Content, path: str | Path) -> Mesh:
             raise MeshError(path, f"is not finite: vertex {np.argmin(finite)} holds a NaN or an infinity")
         if not (face_areas(normalize(mesh)) > SMALLEST_AREA).any():
             raise MeshError(path, f"has no face with area among its {len(mesh.faces)} faces")
-    except MeshError as error:  # of the arrays too it is the file that is at fault
+    except MeshError as error:  # name the file instead of the mesh
         raise MeshError(path, error.reason) from error
     return mesh
 
 
 def write_mesh(mesh: Mesh, path: str | Path) -> None:
-    """Write a mesh as a file: OFF and PLY read back to the same bits, OBJ has 12 digits, STL and GLB about 7.
+    """Write a mesh to a file.
 
-    The file is written completely or not at all; folders are made as needed. A MeshError says that the suffix
-    is not in :data:`WRITERS`, an OSError that the folder cannot be written to.
+    OFF and PLY are read back bit by bit; OBJ has 12 digits, STL and GLB about 7. The file is written
+    completely or not at all; missing folders are made. Raises MeshError if the suffix is not in
+    :data:`WRITERS`, and OSError if the folder cannot be written to.
     """
     path = Path(path)
     dump = WRITERS.get(path.suffix.lower())

@@ -1,8 +1,9 @@
-"""OBJ, STL, glTF and 3MF: what a file declares, compared with its content before a library reads it.
+"""OBJ, STL, glTF and 3MF: checks of a file's content before a library reads it.
 
-The library counts OBJ corners by their slashes and from the last vertex of the file, drops the second of two
-STL solids where it is cut, and unfolds what an archive or a scene repeats. Here is said how many triangles
-must come of a file; what would be read as something else is refused by a FormatError.
+The library may misread a file without an error: it resolves negative OBJ indices from the last vertex of the
+whole file, drops a truncated second STL solid, and expands everything that an archive or a scene repeats. So
+these checks count the triangles that the library must find, and refuse content that it would misread, with a
+FormatError.
 """
 
 import io
@@ -16,7 +17,7 @@ from typing import Any
 from pointproj.geometry.files.text import SHOWN, Checked, FormatError, decode
 
 LARGEST_CONTENT = 1 << 28
-"""Most bytes that an archive may unfold to, and most values that a scene may declare."""
+"""Most bytes that an archive may expand to, and most values that a scene may declare."""
 
 LARGEST_INSTANCES = 10_000
 """Most times that a 3MF file may repeat an object."""
@@ -25,9 +26,10 @@ _STL_HEADER_BYTES, _STL_TRIANGLE_BYTES = 84, 50
 
 
 def obj(content: bytes) -> Checked:
-    """Keep the lines of an OBJ file that begin with ``v`` and ``f``, with vertex indices from 1 alone.
+    """Reduce an OBJ file to lines that begin with ``v`` and ``f``, with positive vertex indices only.
 
-    Indices may count back from the last vertex so far; a line that ends in a backslash goes on in the next.
+    Indices in the file may be negative: they count back from the last vertex before their line. A line that
+    ends with a backslash continues in the next line.
     """
     text = decode(content).replace("\\\r\n", " ").replace("\\\n", " ")
     kept: list[str] = []
@@ -65,10 +67,10 @@ def _obj_corners(words: list[str], vertices_so_far: int, face: int) -> list[int]
 
 
 def stl(content: bytes) -> Checked:
-    """Count the triangles of an STL file, whole binary or whole text.
+    """Count the triangles of an STL file, binary or text, which must be complete.
 
-    A file as long as a binary one of its count is binary, whatever it begins with: many of those begin with
-    ``solid`` as well.
+    A file is binary if its length is that of a binary file with the count of triangles at its beginning. How
+    it begins does not decide, since many binary files begin with ``solid`` too.
     """
     declared = int.from_bytes(content[80:_STL_HEADER_BYTES], "little")
     expected = _STL_HEADER_BYTES + declared * _STL_TRIANGLE_BYTES
@@ -102,9 +104,9 @@ def glb(content: bytes) -> Checked:
 
 
 def gltf(content: bytes) -> Checked:
-    """Check the scene of a glTF file: what it declares and what it needs to be understood.
+    """Check the scene of a glTF file.
 
-    It must not declare more than :data:`LARGEST_CONTENT` values, need a decoder, or list faces as fans.
+    It must not declare more than :data:`LARGEST_CONTENT` values, need a decoder, or contain triangle fans.
     """
     _check_scene(content)
     return Checked(content)
@@ -124,9 +126,9 @@ def _check_scene(text: bytes) -> None:
 
 
 def threemf(content: bytes) -> Checked:
-    """Check what a 3MF file unfolds to: its archive, and objects made of other objects.
+    """Check how much a 3MF file expands to: its archive, and its objects made of other objects.
 
-    That is at most :data:`LARGEST_CONTENT` bytes and :data:`LARGEST_INSTANCES` objects.
+    The archive may expand to :data:`LARGEST_CONTENT` bytes, and objects to :data:`LARGEST_INSTANCES` objects.
     """
     from lxml import etree
 
@@ -136,10 +138,10 @@ def threemf(content: bytes) -> Checked:
         raise FormatError(f"unfolds to {unfolded:,} bytes: expected at most {LARGEST_CONTENT:,}")
     uses: dict[str, int] = {}
     models = [name for name in archive.namelist() if name.lower().endswith(".model")]
-    for name in sorted(models, key=lambda name: "3d/3dmodel" in name.lower()):  # what it uses comes first
+    for name in sorted(models, key=lambda name: "3d/3dmodel" in name.lower()):  # after those that it uses
         for _, item in etree.iterparse(archive.open(name), tag="{*}object", resolve_entities=False):
             used = [part.get("objectid") for part in item.iter("{*}component")]
-            uses[item.get("id")] = 1 + sum(uses[each] for each in used)  # a KeyError if it is in itself
+            uses[item.get("id")] = 1 + sum(uses[each] for each in used)  # KeyError if it holds itself
             item.clear()
     if max(uses.values(), default=0) > LARGEST_INSTANCES:
         raise FormatError(f"repeats its objects more than {LARGEST_INSTANCES:,} times")

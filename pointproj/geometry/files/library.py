@@ -1,6 +1,7 @@
-"""The formats that trimesh reads and writes, between checks of ours.
+"""The formats that trimesh reads and writes, with checks before and after.
 
-It merges no vertices here, opens no second file, and what it read is compared with what the file declares.
+Trimesh is told to merge no vertices and to open no second file. The counts that it read are compared with
+those that the file declares.
 """
 
 import io
@@ -21,21 +22,21 @@ CHECKS: dict[str, Callable[[bytes], Checked]] = {
     ".3mf": checks.threemf,
 }
 
-_SCENES = (".glb", ".gltf", ".3mf")  # whose parts lie somewhere each
+_SCENES = (".glb", ".gltf", ".3mf")  # formats that give each part a place
 
-_LARGEST_SCENE = 1 << 26  # faces, where a scene repeats its parts
+_LARGEST_SCENE = 1 << 26  # most faces of a scene that repeats its parts
 
-# Numpy stops at a word that is no number, and turns a number that is too large into another, with a warning.
+# Warnings of numpy: it stops reading at a word that is no number, or misreads a number that is too large.
 _SILENT_LOSS = "string or file could not be read|invalid value encountered in cast"
 
 Part = tuple[Float[np.ndarray, "V 3"], Int[np.ndarray, "F 3"], Float[np.ndarray, "V 3"] | None]
 
 
 def parse(content: bytes, suffix: str) -> Content:
-    """Read the content of a file of one of :data:`CHECKS`, polygons cut into fans; points have no faces.
+    """Read the content of a file whose suffix is in :data:`CHECKS`; polygons become fans of triangles.
 
-    A FormatError says that it is no whole file of its format, names another file, or gives other counts than
-    it declares.
+    Points give no faces. Raises FormatError if the file is damaged, names another file, or declares counts
+    that its content does not have.
     """
     try:
         declared = CHECKS[suffix](content)
@@ -47,7 +48,7 @@ def parse(content: bytes, suffix: str) -> Content:
         raise
     except Warning:
         raise FormatError("holds a word where a number must be, or a number that is too large") from None
-    except Exception as error:  # there are as many as ways to be damaged
+    except Exception as error:  # damaged files raise errors of many kinds
         reason = f"is no whole {suffix[1:].upper()} file ({type(error).__name__}: {error})"
         raise FormatError(reason) from error
     for index, what in ((1, "triangles"), (0, "vertices")):
@@ -58,7 +59,7 @@ def parse(content: bytes, suffix: str) -> Content:
 
 
 class _NoSecondFile:
-    """What the library asks for files that a file names."""
+    """Given to the library to open the files that a file names; refuses each of them."""
 
     def get(self, name: str) -> bytes:
         raise FormatError(f"names another file, {name[:80]!r}, which is not opened: write it as one file")
@@ -79,7 +80,7 @@ def _file_parts(content: bytes, suffix: str) -> Iterator[Part]:
 
 
 def _scene_parts(content: bytes, suffix: str) -> Iterator[Part]:
-    """Yield the parts of a scene, each where the scene has it."""
+    """Yield the parts of a scene, each placed where the scene places it."""
     import trimesh
 
     how = {"resolver": _NoSecondFile(), "skip_materials": True, "process": False}
@@ -95,7 +96,7 @@ def _scene_parts(content: bytes, suffix: str) -> Iterator[Part]:
 
 def _joined(parts: list[Part]) -> Content:
     """Put all parts into one list of vertices and one of faces."""
-    for vertices, faces, _ in parts:  # before an index can mean a vertex of the next part
+    for vertices, faces, _ in parts:  # checked first: once joined, an index could name another part's vertex
         if len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices):
             raise FormatError(f"has a face that names a vertex outside 0 to {len(vertices) - 1}")
     counts = np.cumsum([0, *(len(vertices) for vertices, _, _ in parts)])
@@ -107,7 +108,7 @@ def _joined(parts: list[Part]) -> Content:
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"], suffix: str) -> bytes:
-    """Content of an OBJ file, or of an STL or GLB file: these two hold single precision."""
+    """Return the content of an OBJ, STL or GLB file; STL and GLB have single precision."""
     import trimesh
 
     mesh = trimesh.Trimesh(vertices, faces, process=False)

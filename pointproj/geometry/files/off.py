@@ -1,7 +1,8 @@
 """OFF: a header, counts, one vertex a line, one polygon a line.
 
-Understood are counts glued to the header (``OFF3514 3546 0``), any line ends, comments, blank lines, a stray
-``end_header``, and the ``COFF``/``NOFF`` variants: the deviations of the files of ModelNet10 and ModelNet40.
+The reader accepts the deviations of the files of ModelNet10 and ModelNet40: counts glued to the header
+(``OFF3514 3546 0``), any line ends, comments, blank lines, a stray ``end_header``, and the variants ``COFF``
+and ``NOFF``.
 """
 
 import re
@@ -16,9 +17,9 @@ _HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
 
 
 def parse(content: bytes) -> Content:
-    """Vertices and triangles of an OFF file, or a FormatError if it is not complete.
+    """Return vertices and triangles of an OFF file, or raise FormatError if it is not complete.
 
-    Counts are checked against the lines present before they are used.
+    Counts are compared with the number of lines before they are used.
     """
     lines = [line.split("#", 1)[0].strip() for line in decode(content).splitlines()]
     lines = [line for line in lines if line and line.lower() != "end_header"]
@@ -41,7 +42,7 @@ def parse(content: bytes) -> Content:
 
 
 def _counts(line: str) -> tuple[int, int]:
-    """Number of vertices and of faces, from the line that declares them."""
+    """Return the numbers of vertices and of faces, from the line that declares them."""
     try:
         vertex_count, face_count = (int(word) for word in line.split()[:2])
     except ValueError:
@@ -52,7 +53,7 @@ def _counts(line: str) -> tuple[int, int]:
 
 
 def _corners(row: str, number: int) -> list[int]:
-    """Vertex indices of the polygon in one line."""
+    """Return the vertex indices of the polygon in one line."""
     size, *words = row.split()
     try:
         count = int(size)
@@ -67,7 +68,7 @@ def _corners(row: str, number: int) -> list[int]:
 
 
 def _coordinates(rows: Sequence[str]) -> Float[np.ndarray, "V 3"]:
-    """Three numbers from the beginning of each row; what follows the third is dropped."""
+    """Return the first three numbers of each row; the rest of a row is dropped."""
     words = [row.split(None, 3)[:3] for row in rows]
     try:
         vertices = np.array(words, dtype=np.float64)
@@ -80,7 +81,7 @@ def _coordinates(rows: Sequence[str]) -> Float[np.ndarray, "V 3"]:
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:
-    """Content of an OFF file, with as many digits as tell every number from all others."""
+    """Return the content of an OFF file, with enough digits to read back the same numbers."""
     lines = ["OFF", f"{len(vertices)} {len(faces)} 0"]
     lines += [f"{x!r} {y!r} {z!r}" for x, y, z in vertices.tolist()]
     lines += [f"3 {a} {b} {c}" for a, b, c in faces.tolist()]

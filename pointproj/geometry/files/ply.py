@@ -1,7 +1,7 @@
 """PLY, text and binary: a header that declares elements and their properties, then the rows of each element.
 
-The library that reads the other formats cannot read binary faces of different lengths, drops what is cut
-short in a text file, and writes coordinates in single precision.
+Trimesh, which reads other formats, cannot read binary faces of different lengths, does not report a truncated
+text file, and writes coordinates in single precision.
 """
 
 import struct
@@ -29,7 +29,7 @@ Columns = dict[str, Any]  # values of each property, an array or a list of seque
 class _Property(NamedTuple):
     name: str
     code: str
-    count_code: str  # of a list: what its length is written in
+    count_code: str  # type of a list's length; empty for a single value
 
 
 class _Element(NamedTuple):
@@ -39,9 +39,9 @@ class _Element(NamedTuple):
 
 
 def parse(content: bytes) -> Content:
-    """Vertices, triangles and normals of a PLY file; without faces, points. It must be complete.
+    """Return vertices, triangles and normals of a PLY file, which must be complete; without faces, points.
 
-    Counts are checked against the bytes or lines present before they are used.
+    Counts are compared with the number of bytes or lines before they are used.
     """
     if not content.startswith(b"ply"):
         raise FormatError(f"is not a PLY file: expected it to begin with ply, got {decode(content[:20])!r}")
@@ -84,12 +84,12 @@ def parse(content: bytes) -> Content:
 
 def _numbers(column: Any, code: str) -> Float[np.ndarray, " n"]:
     values = np.asarray(column, dtype=np.float64).reshape(-1)
-    with np.errstate(over="ignore"):  # what is too large for its type is an infinity
+    with np.errstate(over="ignore"):  # a number that is too large for its type becomes an infinity
         return values.astype(np.float32).astype(np.float64) if code == "f" else values
 
 
 def _header(lines: list[str]) -> tuple[str, list[_Element]]:
-    """Byte order (none for text), and what is declared."""
+    """Return the byte order (empty for text) and the declared elements."""
     order, elements = None, []
     for line in lines:
         match line.split():
@@ -113,7 +113,7 @@ def _header(lines: list[str]) -> tuple[str, list[_Element]]:
 
 
 def _from_lines(lines: list[str], element: _Element) -> tuple[Columns, list[str]]:
-    """Words of an element, one row a line, and the lines after them."""
+    """Return the columns of an element, which has one row a line, and the lines after it."""
     if len(lines) < element.count:
         raise _missing(element, f"{len(lines)} lines follow")
     rows, after = lines[: element.count], lines[element.count :]
@@ -143,7 +143,7 @@ def _from_lines(lines: list[str], element: _Element) -> tuple[Columns, list[str]
 
 
 def _from_bytes(content: bytes, at: int, order: str, element: _Element) -> tuple[Columns, int]:
-    """Numbers of an element, and where the next begins."""
+    """Return the columns of an element, and the offset of the next element."""
     least = sum(struct.calcsize("=" + (each.count_code or each.code)) for each in element.properties)
     if element.count * least > len(content) - at:
         raise _missing(element, f"{len(content) - at} bytes follow")
@@ -171,7 +171,7 @@ def _missing(element: _Element, present: str) -> FormatError:
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:
-    """Content of a binary PLY file: coordinates in double precision, faces as lists of three."""
+    """Return the content of a binary PLY file, with coordinates in double precision."""
     header = f"ply\nformat binary_little_endian 1.0\nelement vertex {len(vertices)}\n"
     header += "".join(f"property double {axis}\n" for axis in "xyz")
     header += f"element face {len(faces)}\nproperty list uchar int vertex_indices\nend_header\n"

@@ -1,7 +1,8 @@
-"""Clouds from files of any kind: sampled from a mesh, or points as they are.
+"""Clouds from files of any kind: sampled from a mesh, or read as points.
 
-Meshes: what :mod:`pointproj.geometry.files` reads. Points: PLY and OBJ without faces; XYZ, TXT and CSV (text,
-one point a line); NPY and NPZ (arrays, in NPZ named ``points`` and ``normals``).
+Meshes have the formats of :mod:`pointproj.geometry.files`. Points are in PLY and OBJ files without faces; in
+XYZ, TXT and CSV files (text, one point a line); or in NPY and NPZ files (arrays, in NPZ named ``points`` and
+``normals``).
 """
 
 import io
@@ -34,26 +35,27 @@ FLATTEST = 1e-3
 
 @dataclass(frozen=True)
 class Placement:
-    """How coordinates of a file and of the query cube belong together: ``file = cube * scale + centre``."""
+    """How coordinates of the query cube become those of a file: ``file = cube * scale + centre``."""
 
     centre: Float[np.ndarray, " 3"]
     scale: float
 
     def to_cube(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
-        """Move points of the file into the query cube."""
+        """Move points from the file's coordinates into the query cube."""
         return (points - self.centre) / self.scale
 
     def to_file(self, mesh: Mesh) -> Mesh:
-        """Move a mesh in the query cube to where the file's shape is."""
+        """Move a mesh from the query cube back to the file's coordinates."""
         return Mesh(mesh.vertices * self.scale + self.centre, mesh.faces, mesh.name)
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """A cloud in the query cube, of a file with that stem; ``placement`` is where it is in the file.
+    """A cloud in the query cube.
 
-    Normals have unit length, and arbitrary sign if they come from a mesh's faces. Sensors are unit vectors
-    towards what saw the points. Arrays are float32.
+    ``name`` is the stem of its file, and ``placement`` leads back to the coordinates of the file. Normals
+    have unit length; those of a mesh's faces have arbitrary sign. Sensors are unit vectors from the points to
+    the sensors that saw them. Arrays are float32.
     """
 
     name: str
@@ -73,31 +75,33 @@ def read_cloud(
     thin: Thin = random_subset,
     sensors: str | Path | None = None,
 ) -> Cloud:
-    """Read a file as a cloud, moved and scaled into the query cube as training shapes are.
+    """Read a file as a cloud, moved and scaled into the query cube like the training shapes.
 
     Parameters
     ----------
     path : str or Path
-        Its suffix says what it is: one of :data:`SUFFIXES`.
+        The suffix tells the format: one of :data:`SUFFIXES`.
     count : int
         Points to sample from a mesh.
     most : int, optional
-        Points that are kept of a larger cloud; by default ``count``.
+        Most points of a cloud; of a larger cloud so many are chosen. By default ``count``.
     seed : int
-        Of the sample or choice.
+        Seed of sampling and choice.
     sample : callable
         Samples a mesh, given its sampler, the number of points and a random generator; uniformly by default.
     thin : callable
-        Chooses rows of a larger cloud, given its points in the query cube, how many, and a generator.
+        Chooses rows of a larger cloud, given its points in the query cube, the number of rows, and a
+        generator.
     sensors : path, optional
-        File of the positions of the sensors that saw the points of a cloud, in its coordinates: a row for
-        each point, or one for all.
+        File with the positions of the sensors that saw the points, in the coordinates of the cloud: one row
+        for each point, or one row for all.
 
     Raises
     ------
     MeshError
-        If the file cannot be read, is none of these kinds or damaged, or its points are none, not finite,
-        all in one place, on a line or in a plane: such clouds have no inside.
+        If the file cannot be read, has no known suffix or is damaged; if it has no points, or points that are
+        not finite; or if all points lie in one place, on a line or in a plane, since such clouds have no
+        inside.
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -131,7 +135,7 @@ def read_cloud(
 
 
 def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, "n 3"]:
-    """Unit vectors from points to the sensors of a file; 0 where a sensor is not finite: it is not known."""
+    """Return unit vectors from points to the sensors of a file; 0 for a sensor that is not finite."""
     if path.suffix.lower() not in POINT_SUFFIXES:
         raise MeshError(path, f"is of no known kind of points: expected {', '.join(POINT_SUFFIXES)}")
     content = _read(path)
@@ -147,7 +151,7 @@ def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, 
 
 
 def _read(path: Path) -> Content:
-    """Read what a file holds, of whichever kind its suffix says."""
+    """Read the content of a file in the format that its suffix tells."""
     content, read = read_content(path), _POINT_READERS.get(path.suffix.lower())
     try:
         return parse(content, path) if read is None else read(content)
@@ -156,7 +160,7 @@ def _read(path: Path) -> Content:
 
 
 def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placement:
-    """Where the points are; refuses those that enclose nothing."""
+    """Return the placement of points; raise MeshError if they cannot enclose anything."""
     if not len(points):
         raise MeshError(path, "is empty: expected points, got none")
     finite = np.isfinite(points).all(axis=1)
@@ -177,7 +181,7 @@ def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placemen
 
 
 def _text(content: bytes) -> Content:
-    """Read rows of numbers between blanks or commas, below a line of names or none."""
+    """Read rows of numbers separated by blanks or commas; a line of names may come first."""
     text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b",", b" ")
     words = ((number, line.split(b"#", 1)[0].split()) for number, line in enumerate(io.BytesIO(text), 1))
     number, first = next(((number, row[0]) for number, row in words if row), (0, b""))
@@ -191,7 +195,7 @@ def _text(content: bytes) -> Content:
 
 
 def _arrays(content: bytes) -> Content:
-    """Read an array of points, or an archive with the arrays ``points`` and ``normals``, or with any one."""
+    """Read an array of points, or an archive with ``points`` and perhaps ``normals``, or with one array."""
     file = io.BytesIO(content)
     try:
         if zipfile.is_zipfile(file):
@@ -206,7 +210,7 @@ def _arrays(content: bytes) -> Content:
             raise FormatError("holds more than the array that it declares")
     except FormatError:
         raise
-    except Exception as error:  # as many as there are ways to be damaged
+    except Exception as error:  # damaged files raise errors of many kinds
         raise FormatError(
             f"is no whole NPY or NPZ file of real numbers ({type(error).__name__}: {error})"
         ) from None

@@ -1,4 +1,4 @@
-"""What the formats share: what a file holds, text from bytes, and one error."""
+"""What the formats share: the content of a file, text from bytes, and one error."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ SHOWN = 40  # characters of a line that an error quotes
 
 
 class FormatError(ValueError):
-    """What a file's content should be and what it is; the caller knows the file's name."""
+    """The content of a file is not as expected; the caller adds the file's name."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds: a surface, or points where ``faces`` is empty; normals of points if it has them."""
+    """The content of a file: a surface, or points if ``faces`` is empty, perhaps with normals."""
 
     vertices: Float[np.ndarray, "V 3"]
     faces: Int[np.ndarray, "F 3"]
@@ -24,12 +24,12 @@ class Content:
 
 
 def decode(content: bytes) -> str:
-    """Text of a file; what is no UTF-8 becomes a character that no number holds."""
+    """Return the text of a file; bytes that are not UTF-8 become a character that no number contains."""
     return content.decode("utf-8", errors="replace")
 
 
 def are_numbers(words: Iterable[str | bytes]) -> bool:
-    """Whether every word is a number."""
+    """Return whether every word is a number."""
     try:
         list(map(float, words))
     except ValueError:
@@ -38,7 +38,7 @@ def are_numbers(words: Iterable[str | bytes]) -> bool:
 
 
 def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
-    """Cut polygons into fans of triangles; points and edges give none."""
+    """Split polygons into fans of triangles; points and edges give none."""
     triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
     try:
         return np.array(triangles, dtype=np.int64).reshape(-1, 3)
@@ -48,7 +48,7 @@ def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
 
 @dataclass(frozen=True)
 class Checked:
-    """Content that a library may read, and how much must come of it; None where a file does not say."""
+    """Content that a library may read, and the counts that it must find; None if a file declares none."""
 
     content: bytes
     triangles: int | None = None

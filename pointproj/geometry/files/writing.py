@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name in the same folder to write to, and move the file to its place at the end.
+    """Yield a temporary path in the same folder, and move the file written there to ``path`` at the end.
 
-    Folders are made as needed, and a file of that name is replaced. Nothing is left behind by an error.
-    Several processes may write the same file: the last one's stays.
+    Missing folders are made, and an existing file is replaced. After an error, no temporary file is left.
+    Several processes may write the same file; the file of the last one stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
