@@ -24,7 +24,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 CONF = PROJECT / "conf"
 PAGES = sorted(
     str(page.relative_to(PROJECT))
-    for pattern in ("*.md", "docs/**/*.md", "data/*.md", "benchmarks/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "data/*.md", "outputs/README.md", "benchmarks/*.md")
     for page in PROJECT.glob(pattern)
 )
 MADE = ("docs/train/config.md", "docs/examples.md")  # pages of the site that docs/hooks.py makes
@@ -61,10 +61,28 @@ def _run(source: str, folder: Path) -> object:
     """Run an example as a file: Warp reads the source of kernels."""
     file = folder / "example.py"
     file.write_text(source, encoding="utf-8")
+    return _imported(file)
+
+
+def _imported(file: Path) -> object:
     spec = importlib.util.spec_from_file_location("pointproj_readme_example", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_two_commands_set_everything_up():
+    section = _page().partition("## Two commands")[2].partition("\n## ")[0]
+    run, test = re.findall(r"```sh\n(.*)\n```", section)  # one line each
+    assert run == 'pip install -c constraints.txt -e ".[train]" && python train.py'
+    assert test == 'pip install -c constraints.txt -e ".[test]" && pytest -n 2 -m "not peers"'
+    (found,) = re.findall(r"^command=\$\(grep -m 1 '(.*)' README.md\)$", _page(".ci/run"), flags=re.MULTILINE)
+    assert re.findall(f"{found}.*", _page(), flags=re.MULTILINE) == [test]
+
+
+def test_picture_is_of_the_newest_results():
+    rows = _imported(PROJECT / "docs/picture.py").newest(sorted((PROJECT / "benchmarks").glob("*.csv")))
+    assert f"commit {rows[0].commit}" in _page("docs/operator.svg"), "python docs/picture.py"
 
 
 def test_operators_example(tmp_path: Path):
