@@ -29,7 +29,7 @@ CENTER = (0.08, -0.14)  # of the cloud
 QUERY = 11 * SIDE + 7  # row in the grid
 LENS, RADIUS, ZOOM = np.array((-0.45, 0.47)), 0.5, 2.45  # the circle that shows the query's neighbours larger
 COLORS, INK, GREY, LINE = "viridis", "#1f2933", "#52606d", "#e4e7eb"
-# Contender, its label, the label's height above the line's end in points, the line's colour and width.
+# Implementation, its label, the label's height above the line's end in points, the line's colour and width.
 LINES = (
     ("torch", "plain torch", 0, "#7b8794", 1.5),
     ("PhysicsNeMo", "PhysicsNeMo", 6, "#a87a00", 1.5),
@@ -113,9 +113,9 @@ def _draw_lens(axis: Axes, center: Float[np.ndarray, " 2"]) -> None:
 
 
 def draw_times(axis: Axes, rows: list[Row]) -> None:
-    """Draw time against the number of points, of each contender in its fastest execution."""
-    for contender, label, height, color, width in LINES:
-        found = sorted(select(rows, contender=contender), key=lambda row: (row.references, -row.p50_ms))
+    """Draw time against the number of points, of each implementation in its fastest execution."""
+    for name, label, height, color, width in LINES:
+        found = sorted(select(rows, implementation=name), key=lambda row: (row.references, -row.p50_ms))
         times = {row.references: row.p50_ms for row in found}  # the last of a size is the fastest
         axis.plot(*zip(*times.items(), strict=True), color=color, linewidth=width, marker="o", markersize=3.5)
         weight = "bold" if label.startswith("pointproj") else "normal"
