@@ -1,4 +1,4 @@
-"""The network by attention: MLPs on both sets of points, attention of each query point to its neighbours."""
+"""The attention network: MLPs on both sets of points, and attention of each query point to its neighbours."""
 
 from typing import NamedTuple
 
@@ -29,21 +29,22 @@ class AttentionEncoding(NamedTuple):
 class AttentionProjector(nn.Module):
     """A network that carries features from a cloud onto query points by learned attention.
 
-    A first MLP makes a key and a value of each reference point. A second one makes a query of each query
-    point, which attends to the ``k`` nearest reference points; what it thinks of their relative positions is
-    added to the logits. A third MLP sees the result, and where the nearest reference point is. Lengths are
-    in units of the distance to the k-th neighbour, so one set of weights serves clouds of any density.
+    A first MLP computes a key and a value for each reference point. A second MLP computes a query for each
+    query point, which attends to the ``k`` nearest reference points. A linear layer on their relative
+    positions gives a bias, which is added to the logits. The input of a third MLP is the result of the
+    attention and the position of the nearest reference point. Lengths are in units of the distance to the
+    k-th neighbour, so one set of weights serves clouds of any density.
 
     Parameters
     ----------
     k : int
         Neighbours of a query point.
     heads : int
-        Of the attention.
+        Heads of the attention.
     hidden_channels : int
         Width of all layers, a multiple of ``heads``.
     in_channels : int
-        Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
+        Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
     out_channels : int
         Channels of the result.
     predicts : {"value", "distance", "signed_distance"}
@@ -54,7 +55,7 @@ class AttentionProjector(nn.Module):
     Raises
     ------
     ValueError
-        For a width that is no multiple of the heads, or another ``predicts``.
+        If the width is not a multiple of the heads, or for another ``predicts``.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class AttentionProjector(nn.Module):
         *,
         index: Index | None = None,
     ) -> AttentionEncoding:
-        """Compute once what all queries share: see :meth:`pointproj.Projector.encode`."""
+        """Compute what all queries share: see :meth:`pointproj.Projector.encode`."""
         if index is None:
             index = build_index(reference_points, backend=self.backend)
         hidden = self.reference_mlp(reference_points if features is None else features)
@@ -103,7 +104,7 @@ class AttentionProjector(nn.Module):
             query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
         )
         neighbors = Neighbors(rows, distances)
-        rows = rows.clamp(min=0)  # of a query that is not finite any
+        rows = rows.clamp(min=0)  # queries that are not finite have rows -1; any row will do for them
         places = self._places(query_points, reference_points, distances, rows)
         queries = self.query(query_points)
         settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
@@ -128,7 +129,7 @@ class AttentionProjector(nn.Module):
     def _places(
         self, query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor
     ) -> Float[Tensor, "*batch q k 4"]:
-        """Displacements to the neighbours, and the distances, in units of the farthest; no gradients."""
+        """Return displacements and distances to the neighbours, in units of the farthest; no gradients."""
         with torch.no_grad():
             neighbors = take_rows(reference_points, rows)
             unit = distances[..., -1:, None].clamp(min=torch.finfo(distances.dtype).tiny)

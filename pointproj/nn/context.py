@@ -1,4 +1,4 @@
-"""Where the neighbours of a query point are, from the same aggregation as their features."""
+"""Context: where the neighbours of a query point are, from the same aggregation as their features."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,18 @@ def aggregate_with_context(
     reference_points: Float[Tensor, "*batch n 3"],
     features: Float[Tensor, "*batch n c"],
 ) -> list[Tensor]:
-    """Aggregate features, and with them where the neighbours are.
+    """Aggregate features together with the positions of the neighbours.
 
-    ``aggregate`` carries values at these reference points to these query points, as
-    :func:`pointproj.knn_aggregate` does; 0 where a query has no neighbour. The result is a list of aggregated
-    features (..., Q, C); displacement (..., Q, 3) from the query point to the weighted mean of its
-    neighbours; soft distance, its length; spread, the weighted standard deviation about that mean; and
-    has_neighbour, 1, or 0 where all else is 0 too, (..., Q, 1) each.
+    ``aggregate`` carries values from these reference points to these query points, as
+    :func:`pointproj.knn_aggregate` does; its result is 0 for a query without neighbours.
+
+    Returns a list of five tensors:
+
+    - the aggregated features (..., Q, C);
+    - the displacement (..., Q, 3) from the query point to the weighted mean of its neighbours;
+    - the soft distance (..., Q, 1), which is the length of the displacement;
+    - the spread (..., Q, 1), which is the weighted standard deviation of the neighbours about their mean;
+    - has_neighbour (..., Q, 1): 1, or 0 for a query without neighbours, whose other results are 0 too.
     """
     dtype = torch.promote_types(features.dtype, reference_points.dtype)
     squared_norm = reference_points.square().sum(-1, keepdim=True)
@@ -33,7 +38,7 @@ def aggregate_with_context(
     aggregated = aggregate(torch.cat([features.to(dtype), moments.to(dtype)], dim=-1))
     features, mean, mean_square, has_neighbour = aggregated.split([features.shape[-1], 3, 1, 1], dim=-1)
     displacement = mean - has_neighbour * query_points
-    # E|q|^2 - |E q|^2 can round to below 0.
+    # Rounding can make E|q|^2 - |E q|^2 negative.
     variance = (mean_square - mean.square().sum(-1, keepdim=True)).clamp(min=0)
     soft_distance = safe_sqrt(displacement.square().sum(-1, keepdim=True))
     return [features, displacement, soft_distance, safe_sqrt(variance), has_neighbour]

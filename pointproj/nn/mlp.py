@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 log = logging.getLogger(__name__)
 
-WIDEST_IN_ONE_KERNEL = 32  # channels; beyond, its sums no longer fit into registers
+WIDEST_IN_ONE_KERNEL = 32  # channels; the sums of wider layers do not fit into registers
 
 
 class MLP(nn.Sequential):
     """Three linear layers with ReLU between them.
 
-    On a GPU, in fp32, narrow ones are one kernel (:mod:`pointproj.nn.narrow_mlp`); ``in_one_kernel = False``
-    forbids it.
+    On a GPU, narrow layers in fp32 run as one kernel (:mod:`pointproj.nn.narrow_mlp`). Setting
+    ``in_one_kernel`` to False forbids that kernel.
 
     Parameters
     ----------
@@ -41,10 +41,10 @@ class MLP(nn.Sequential):
         self.in_one_kernel = widest <= WIDEST_IN_ONE_KERNEL and importlib.util.find_spec("triton") is not None
 
     def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
-        """Apply the layers to each row; in half precision if they are, as after ``.half()``."""
+        """Apply the layers to each row; layers in half precision, as after ``.half()``, convert the rows."""
         if self[0].weight.dtype in (torch.float16, torch.bfloat16):
-            rows = rows.to(self[0].weight.dtype)  # positions are given in single precision
-        # As a matrix: around a view the compiler would keep masks, and on a CPU it writes them slowly.
+            rows = rows.to(self[0].weight.dtype)  # positions are in single precision
+        # Layers get a matrix. With more axes, compiled code stores masks, which is slow on a CPU.
         matrix = rows.reshape(-1, rows.shape[-1])
         if self._runs_as_one_kernel(rows):
             from pointproj.nn.narrow_mlp import narrow_mlp
@@ -67,7 +67,7 @@ class MLP(nn.Sequential):
 
 @functools.cache
 def _kernels_run(device: torch.device) -> bool:
-    """Try once: Triton needs a C compiler and Python's headers, which eager torch can do without."""
+    """Return whether Triton works here, tried once: it needs a C compiler and Python's headers."""
     from pointproj.nn.narrow_mlp import narrow_mlp
 
     single = {"dtype": torch.float32, "device": device}

@@ -1,13 +1,13 @@
 """Three narrow linear layers with ReLU between them: one kernel forward, two backward.
 
-Layers of 25 channels on 100,000 points are too narrow for the matrix products of a library: each reads and
-writes its activations, and the gradient of a weight, a product of (25, 100,000) and (100,000, 25), takes
-longest of all. Here a tile of rows goes through all layers at once and nothing between them is stored; the
-backward computes it again. Gradients of the parameters are summed tile by tile in a fixed order, without
-atomics.
+Layers of 25 channels on 100,000 points are too narrow for the matrix products of a library. Each of its
+products reads and writes activations, and the slowest is the gradient of a weight, a product of (25, 100,000)
+and (100,000, 25). Here a tile of rows passes through all layers in one kernel. Hidden activations are not
+stored; the backward computes them again. Gradients of the parameters are summed tile by tile in a fixed
+order, without atomics.
 
-Each product is made of three TF32 ones, by splitting numbers into halves of 11 bits. Its error is close to
-that of fp32.
+Each product is computed as three TF32 products, with numbers split into two halves of 11 bits. Its error is
+close to that of fp32.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-TILE = 64  # rows that go through the layers together
-# Of the backward. More rows leave too few registers, more programs too many partial sums.
+TILE = 64  # rows that pass through the layers together
+# For the backward. With more rows there are too few registers.
 BACKWARD_TILE, BACKWARD_WARPS = 32, 2
-PROGRAMS = 512  # each leaves one partial sum of every gradient
+PROGRAMS = 512  # each writes a partial sum of every gradient; more would write too many
 
 PARAMETERS = ("weight_1", "bias_1", "weight_2", "bias_2", "weight_3", "bias_3")
 
@@ -69,7 +69,7 @@ def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tenso
 
 
 def _widths(parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    """Widths in, hidden and out, and the powers of two that hold them (16 is the least a product takes)."""
+    """Return the widths in, hidden and out, then each rounded up to a power of two, at least 16 (tl.dot)."""
     widths = parameters[0].shape[1], parameters[2].shape[0], parameters[4].shape[0]
     return *widths, *(max(16, triton.next_power_of_2(width)) for width in widths)
 
@@ -102,7 +102,7 @@ def relu(x):
 
 @triton.jit
 def table(start, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Entries of a matrix, with zeros around it."""
+    """Load a matrix, padded with zeros."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     inside = (row < rows) & (column < columns)
     return tl.load(start + row * stride_row + column * stride_column, mask=inside, other=0.0)
@@ -110,7 +110,7 @@ def table(start, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, C
 
 @triton.jit
 def tile_of(start, first, count, channels, TILE: tl.constexpr, CHANNELS: tl.constexpr):
-    """Rows of a tile, with zeros around them, and where each entry stands."""
+    """Load the rows of a tile, padded with zeros; return them, their offsets, and a mask of the entries."""
     row = (first + tl.arange(0, TILE)).to(tl.int64)[:, None]
     channel = tl.arange(0, CHANNELS)[None, :]
     inside = (row < count) & (channel < channels)
@@ -134,7 +134,7 @@ def forward_kernel(
     rows, weight_1, bias_1, weight_2, bias_2, weight_3, bias_3, result, count, ins, hidden, outs,
     INS: tl.constexpr, HIDDEN: tl.constexpr, OUTS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """All layers for a tile of rows."""
+    """Apply all layers to a tile of rows."""
     first = tl.program_id(0) * TILE
     x, _, _ = tile_of(rows, first, count, ins, TILE, INS)
     hidden_1 = relu(layer(x, weight_1, bias_1, ins, hidden, INS, HIDDEN))
@@ -147,7 +147,7 @@ def forward_kernel(
 
 @triton.jit
 def ones_at(x, at, CHANNELS: tl.constexpr):
-    """``x`` with 1 in the column ``at``, which holds no channel: its product is the gradient of the bias."""
+    """Set column ``at`` of ``x``, which holds no channel, to 1: its product is the gradient of the bias."""
     return tl.where(tl.arange(0, CHANNELS)[None, :] == at, 1.0, x)
 
 
@@ -155,7 +155,7 @@ def ones_at(x, at, CHANNELS: tl.constexpr):
 def store_partial(
     partial, sums, bias_sums, outs, ins, OUTS: tl.constexpr, INS: tl.constexpr, ONES: tl.constexpr
 ):
-    """Partial gradients of one layer: of its weight, then of its bias."""
+    """Store the partial gradients of one layer: that of its weight, then that of its bias."""
     out, column = tl.arange(0, OUTS)[:, None], tl.arange(0, INS)[None, :]
     tl.store(partial + out * ins + column, sums, mask=(out < outs) & (column < ins))
     if ONES:
@@ -170,10 +170,10 @@ def backward_kernel(
     ins, hidden, outs, INS: tl.constexpr, HIDDEN: tl.constexpr, OUTS: tl.constexpr,
     NEEDS_ROWS: tl.constexpr, ONES: tl.constexpr, PROGRAMS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile's rows, and of the parameters summed over every ``PROGRAMS``-th tile.
+    """Compute the gradients of rows, and those of the parameters summed over every ``PROGRAMS``-th tile.
 
-    With ``ONES`` the columns beyond the channels have room for the ones that give the biases' gradients;
-    else these are sums over the rows of each tile, which takes longer.
+    With ``ONES`` there is a column beyond the channels, which is set to 1, so that the products give the
+    gradients of the biases too. Without it they are sums over the rows of each tile, which is slower.
     """
     program = tl.program_id(0)
     sums_1 = tl.zeros([HIDDEN, INS], tl.float32)
@@ -210,7 +210,7 @@ def backward_kernel(
             sums_2 += product(tl.trans(grad_2), hidden_1)
             bias_sums_1 += tl.sum(grad_1, 0)
             bias_sums_2 += tl.sum(grad_2, 0)
-    # Places are computed here: of a helper that returned them, torch would think that it writes everywhere.
+    # Offsets are computed here. If a helper returned them, torch would assume that it writes to all tensors.
     second = hidden * (ins + 1)
     third = second + hidden * (hidden + 1)
     mine = partial + program * (third + outs * (hidden + 1))
@@ -227,7 +227,8 @@ narrow_mlp = triton_op(
     backward=_backward,
     second_backward=_second_backward,
 )
-"""``(rows, weight_1, bias_1, ..., bias_3)``: rows (R, in) through three linear layers with ReLU between them.
+"""``narrow_mlp(rows, weight_1, bias_1, ..., bias_3)``: three linear layers with ReLU between them.
 
-All are contiguous and fp32, weights (out, in), biases (out,), the result (R, out); no width is above 32.
+``rows`` are (R, in), weights (out, in), biases (out,) and the result (R, out). All are contiguous and fp32.
+No width exceeds 32.
 """

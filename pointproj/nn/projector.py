@@ -1,4 +1,4 @@
-"""The network: an MLP on the reference points, aggregation onto the query points, a second MLP on these."""
+"""The network: an MLP on the reference points, aggregation onto the query points, and a second MLP there."""
 
 from functools import partial
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from pointproj.nn.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_con
 from pointproj.nn.mlp import MLP
 from pointproj.ops.functional import Index, build_index, knn_aggregate, radius_aggregate
 
-# What an output means: the channels that the last MLP has for it. See as_predicted.
+# Channels of the last MLP for each output channel, by what the output means. See as_predicted.
 PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
 
 
@@ -20,21 +20,21 @@ class CloudEncoding(NamedTuple):
 
     reference_points: Float[Tensor, "*batch n 3"]
     features: Float[Tensor, "*batch n hidden"]  # of the first MLP
-    index: Index | None  # None: built where it is needed
+    index: Index | None  # None: each operator builds its own
 
 
 class Projector(nn.Module):
     """A network that aggregates learned features of a point cloud onto query points.
 
-    Features of the reference points come from a first MLP, are aggregated onto each query point with the
-    weights ``exp(-distance / sigma)`` over its neighbours, and go through a second MLP there. Without
-    context the second MLP sees the aggregated features alone, so it cannot know how far away the cloud is.
-    With context it also sees, from the same aggregation,
+    A first MLP computes features of the reference points. They are aggregated onto each query point with the
+    weights ``exp(-distance / sigma)`` of its neighbours. A second MLP computes the result from the aggregated
+    features. Without context these are its only input, so it cannot know how far away the cloud is. With
+    context, the same aggregation gives it further inputs:
 
     - the displacement from the query point to the weighted mean of its neighbours,
-    - the soft distance, which is that displacement's length,
-    - the spread of the neighbours, their weighted standard deviation about that mean,
-    - has_neighbour: 1, or 0 where no reference point lies within the radius (all else is 0 there).
+    - the soft distance, which is the length of the displacement,
+    - the spread, which is the weighted standard deviation of the neighbours about their mean,
+    - has_neighbour: 1, or 0 if no reference point lies within the radius; then the others are 0 too.
 
     After ``.half()`` or ``.bfloat16()`` the MLPs run in that dtype; points stay in single precision.
 
@@ -45,27 +45,27 @@ class Projector(nn.Module):
     k : int
         Neighbours of a query point, for ``kind="knn"``.
     radius : float or None
-        Cut-off in the unit of the points, for ``kind="radius"``.
+        Largest distance of a neighbour, in the unit of the points, for ``kind="radius"``.
     sigma : float
         Softmax temperature in the unit of the points.
     in_channels : int
-        Channels of ``features`` in :meth:`forward`; 3 where the points themselves are the features.
+        Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
     hidden_channels : int
         Width of both MLPs.
     out_channels : int
         Channels of the result.
     context : bool
-        Whether the second MLP sees displacement, soft distance, spread and has_neighbour.
+        Whether displacement, soft distance, spread and has_neighbour are inputs of the second MLP.
     predicts : {"value", "distance", "signed_distance"}
-        What the second MLP's output means: see :func:`as_predicted`.
+        Meaning of the second MLP's output: see :func:`as_predicted`.
     backend : str
         Implementation of the operators, see :func:`pointproj.backends`.
 
     Raises
     ------
     ValueError
-        For another ``kind`` or ``predicts``, ``kind="radius"`` without a radius, or a distance without
-        ``context``.
+        For another ``kind`` or ``predicts``; for ``kind="radius"`` without a radius; or if a distance is
+        predicted without ``context``.
     """
 
     def __init__(
@@ -107,21 +107,21 @@ class Projector(nn.Module):
         *,
         index: Index | None = None,
     ) -> CloudEncoding:
-        """Compute once what all queries share: the features from the first MLP, and the search structure.
+        """Compute what all queries share: the features from the first MLP, and the search structure.
 
         Parameters
         ----------
         reference_points : (N, 3) or (B, N, 3) float tensor
             The cloud, or a batch of clouds.
         features : (N, C) or (B, N, C) float tensor, optional
-            What the first MLP sees; the reference points themselves by default.
+            Input of the first MLP; by default the reference points themselves.
         index : Index, optional
-            From :func:`pointproj.build_index` on these reference points. None: it is built here.
+            Result of :func:`pointproj.build_index` for these reference points; by default it is built here.
 
         Returns
         -------
         CloudEncoding
-            For :meth:`decode`.
+            Argument of :meth:`decode`.
         """
         if index is None:
             index = build_index(reference_points, radius=self.radius, backend=self.backend)
@@ -134,20 +134,27 @@ class Projector(nn.Module):
         *,
         neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
-        """Evaluate the network at query points; a large set may be given in parts.
+        """Evaluate the network at query points; many points may be given in several calls.
 
         Parameters
         ----------
         query_points : (Q, 3) or (B, Q, 3) float tensor
-            Where the result is wanted; (Q, 3) beside a batch of clouds means the same points for every cloud.
+            Points to evaluate at. With a batch of clouds, (Q, 3) means the same points for every cloud.
         encoding : CloudEncoding
-            From :meth:`encode`.
+            Result of :meth:`encode`.
         neighbor_indices : (Q, k) or (B, Q, k) integer tensor, optional
-            From :func:`pointproj.knn` on these points, with ``kind="knn"``: nothing is searched then.
+            Result of :func:`pointproj.knn` for these points; for ``kind="knn"`` only. Without it, the
+            neighbours are searched.
 
         Returns
         -------
         (Q, out) or (B, Q, out) float tensor
+            The predicted values.
+
+        Raises
+        ------
+        ValueError
+            If ``neighbor_indices`` are given to a projector of ``kind="radius"``.
         """
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
@@ -170,7 +177,7 @@ class Projector(nn.Module):
         neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        # No index for a single call: some backends then build for both sets of points at once.
+        # A single call builds no index itself: some backends are faster when they get both sets of points.
         hidden = self._hidden(reference_points, features)
         encoding = CloudEncoding(reference_points, hidden, index)
         return self.decode(query_points, encoding, neighbor_indices=neighbor_indices)
@@ -203,11 +210,11 @@ class Projector(nn.Module):
 def as_predicted(
     output: Float[Tensor, "*batch q m"], soft_distance: Float[Tensor, "*batch q 1"], predicts: str
 ) -> Float[Tensor, "*batch q out"]:
-    """Give the output m of the last MLP, with ``out * PREDICTED_CHANNELS[predicts]`` channels, its meaning.
+    """Compute the prediction from the output m of the last MLP.
 
-    A value is m itself. A distance is soft distance + m. A signed distance is (1 + m_1) * soft distance +
-    m_2, so that the sign is one number to learn. Distances are in the dtype of the soft distance, also under
-    autocast.
+    m has ``out * PREDICTED_CHANNELS[predicts]`` channels. A value is m itself. A distance is soft distance +
+    m. A signed distance is (1 + m_1) * soft distance + m_2, so that one number decides the sign. Distances
+    are in the dtype of the soft distance, also under autocast.
     """
     if predicts == "value":
         return output
@@ -219,9 +226,9 @@ def as_predicted(
 
 
 def last_mlp(in_channels: int, hidden_channels: int, out_channels: int, predicts: str) -> MLP:
-    """The MLP whose output :func:`as_predicted` takes: at first a predicted distance is the soft distance.
+    """Make the MLP for :func:`as_predicted`, initialised so that a predicted distance is the soft distance.
 
-    ``ValueError`` for another ``predicts``.
+    Raises ValueError for another ``predicts``.
     """
     if predicts not in PREDICTED_CHANNELS:
         raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")

@@ -1,4 +1,4 @@
-"""Rows of the features of a batch of clouds."""
+"""Rows of features, for a batch of clouds."""
 
 import torch
 from jaxtyping import Float
@@ -8,7 +8,7 @@ from pointproj.ops.specification.clouds import rows_of
 
 
 def take_rows(features: Float[Tensor, "*batch n c"], rows: Tensor) -> Tensor:
-    """Rows of each cloud's features: (B, N, C) and integers (B, ...) to (B, ..., C); or of one cloud's."""
+    """Take rows of each cloud's features (B, N, C) by integers (B, ...): (B, ..., C); B may be absent."""
     *clouds, points, _ = features.shape
     if clouds:
         first = torch.arange(*clouds, device=rows.device) * points

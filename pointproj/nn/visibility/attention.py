@@ -1,4 +1,4 @@
-"""Attention to the two sides of the nearest reference points, with weights that are learned."""
+"""Attention to the two sides of the nearest reference points."""
 
 import torch
 from jaxtyping import Float, Int
@@ -14,15 +14,30 @@ OWN_NORMAL_CHANNELS = 2  # the neighbour's height over the point's own plane, co
 
 
 class SideAttention(nn.Module):
-    """Look at the side of each neighbour that faces the point, and at the other; then average what was seen.
+    """Attention of points to both sides of each neighbour: the side that faces the point, and the other.
 
-    Every reference point has two sides, that of its normal first, and features for each. Which of them faces
-    a point follows from the sign of the point's height above the plane, so the sign of a normal makes no
-    difference. Lengths are measured in each neighbour's own unit, so that clouds of any density look alike.
+    Every reference point has features for two sides; the first is the side that its normal points to. Which
+    side faces a point follows from the sign of the point's height above the plane, so the sign of a normal
+    makes no difference. Lengths are in a unit of each neighbour, so the density of the cloud makes no
+    difference either.
 
-    ``own_channels`` are of what a point knows of itself, ``side_channels`` of a side's features,
-    ``channels``, a multiple of 8 (else ``ValueError``), of the MLP and the result. ``own_normals`` says that
-    points have normals too, ``sensors`` that reference points have directions in which they were seen.
+    Parameters
+    ----------
+    own_channels : int
+        Channels of a point's own features.
+    side_channels : int
+        Channels of the features of a side.
+    channels : int
+        Channels of the MLP and the result, a multiple of 8.
+    own_normals : bool
+        Whether the points have normals too.
+    sensors : bool
+        Whether reference points have directions to the sensors that saw them.
+
+    Raises
+    ------
+    ValueError
+        If ``channels`` is not a multiple of 8.
     """
 
     def __init__(
@@ -43,7 +58,7 @@ class SideAttention(nn.Module):
         self.pair = nn.Linear(pair_channels, channels, bias=False)
         self.hidden = nn.Linear(channels, channels)
         self.value = nn.Linear(channels, channels)
-        self.logit = nn.Linear(channels, channels // HEAD_CHANNELS, bias=False)  # a softmax takes no notice
+        self.logit = nn.Linear(channels, channels // HEAD_CHANNELS, bias=False)  # softmax ignores a bias
 
     def forward(
         self,
@@ -56,11 +71,25 @@ class SideAttention(nn.Module):
     ) -> Float[Tensor, "b q channels"]:
         """Attend from points to reference points.
 
-        ``known`` is what each point knows of itself. ``sides`` are features of the side of each reference
-        point that its normal points to, and of the other. ``places`` (B, N, 7 or, with sensors, 10) are their
-        positions, unit normals, units of length, and unit vectors to the sensors that saw them, 0 where not
-        known. ``rows`` are those of the k nearest, -1 for none, as a point has that is not finite: its result
-        is NaN. ``own_normals`` are those of the sides of planes that the points are on, if they are.
+        Parameters
+        ----------
+        known : (B, Q, own) float tensor
+            Features of the points.
+        sides : (B, N, 2, side) float tensor
+            Features of both sides of each reference point; the first is the side that its normal points to.
+        points : (B, Q, 3) float tensor
+            Positions of the points.
+        places : (B, N, 7) float tensor, or (B, N, 10) with sensors
+            Of each reference point: position, unit normal, unit of length, and the unit vector to the sensor
+            that saw it, 0 if unknown.
+        rows : (B, Q, k) integer tensor
+            The k nearest reference points; -1 for a point that is not finite, whose result is NaN.
+        own_normals : (B, Q, 3) float tensor, optional
+            Normals of the points, if they are sides of planes themselves.
+
+        Returns
+        -------
+        (B, Q, channels) float tensor
         """
         with full_precision(points):
             pair, rows = self._pairs(points, places, rows, own_normals)
@@ -76,8 +105,11 @@ class SideAttention(nn.Module):
     def _pairs(
         self, points: Tensor, places: Tensor, rows: Tensor, own_normals: Tensor | None
     ) -> tuple[Float[Tensor, "b q k pair"], Int[Tensor, "b q k"]]:
-        """Where the neighbours lie; and rows of their sides that face the points, two for each neighbour."""
-        rows = rows.clamp(min=0)  # where there is none, the displacement is NaN anyway
+        """Return features of each pair, and the row of the neighbour's side that faces the point.
+
+        Each neighbour has two rows, one for each side.
+        """
+        rows = rows.clamp(min=0)  # -1 is for points that are not finite; their displacements are NaN anyway
         neighbors, normals, unit, sensors = take_rows(places, rows).tensor_split((3, 6, 7), dim=-1)
         displacement = (neighbors - points[:, :, None]) / unit
         height = -(displacement * normals).sum(-1, keepdim=True)
@@ -97,5 +129,5 @@ class SideAttention(nn.Module):
 
 
 def full_precision(points: Tensor) -> torch.autocast:
-    """Context in which autocast is off: differences of positions are lost in low precision."""
+    """Return a context without autocast, since low precision would lose small differences of positions."""
     return torch.autocast(points.device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""Directions that many planes of a cloud share, since shapes that people make repeat them."""
+"""Directions that many planes of a cloud share; shapes that people make often repeat directions."""
 
 import torch
 from jaxtyping import Float
@@ -14,15 +14,16 @@ def shared_directions(
 ) -> Float[Tensor, "b d 3"]:
     """Find the directions that most planes of a cloud have: (B, 16, 3), most votes first, 0 for none.
 
-    Some of the points vote, by normals of either sign; 0 does not vote. Each asks which others have its own
-    direction (sine of the angle ``same`` at most), and goes on with the mean of theirs, ``rounds`` times. Of
-    those who end up at the same direction, one stands for all: the one with most votes, the first of equals.
-    It takes ``least`` votes.
+    Some of the points vote with their normals, which may have either sign; a normal of 0 does not vote. The
+    direction of each voter is replaced by the mean of all normals close to it (sine of the angle at most
+    ``same``), ``rounds`` times. The number of these normals are its votes. Of voters with the same direction,
+    the one with most votes is kept, and the first of several with equal votes. A direction needs at least
+    ``least`` votes.
     """
     cosine = (1 - same**2) ** 0.5
     number = torch.arange(SharedDirection.VOTERS, device=normals.device)
-    # Spread over the cloud; each several times in a small one. In double precision, since the cosine of a
-    # small angle is too close to 1 for single.
+    # Voters are distributed over the cloud; in a small cloud each point votes several times. Double precision
+    # is needed, since the cosine of a small angle rounds to 1 in single precision.
     voters = normals[:, number * normals.shape[1] // SharedDirection.VOTERS].double().nan_to_num(0.0)
     own = voters = normalize(voters, dim=-1)
     for _ in range(rounds):

@@ -1,7 +1,7 @@
 """Disks around the samples of a cloud, listed in the cells of a grid: Warp kernels.
 
-Everything has a size that follows from the number of disks alone, so that a CUDA graph can hold it: a cell is
-half as wide as the largest disk's radius or wider, so a disk lies in at most five cells along each axis.
+All sizes follow from the number of disks only, so that a CUDA graph can capture the work. A cell is at least
+half as wide as the radius of the largest disk, so a disk lies in at most five cells along each axis.
 """
 
 from typing import Annotated, NamedTuple
@@ -21,12 +21,12 @@ Integers = Annotated[Tensor, wp.int32, 1]
 
 
 class DiskGrid(NamedTuple):
-    """Disks of b clouds of n points in cells; kernels see disks and edges as rows of four numbers."""
+    """The disks of b clouds of n points, listed in cells; kernels read disks and edges in rows of four."""
 
     frames: Floats  # (b, 7): lower corner (3), cells a unit, cells along each axis (3)
     disks: Floats  # (b, n, 8): centre (3), squared radius, normal (3), has edges; 0 for none
-    edges: Floats  # (b, n, e, 4): unit vector in the plane, distance at which the disk ends there
-    start: Integers  # (b * DiskCell.SIDE**3 + 1,): where a cell's disks begin among the entries
+    edges: Floats  # (b, n, e, 4): unit vector in the plane, and the distance at which the disk ends there
+    start: Integers  # (b * DiskCell.SIDE**3 + 1,): first entry of each cell
     entries: Integers  # (b * n * DiskCell.OF_DISK,): rows among the disks of all clouds
 
 
@@ -40,11 +40,11 @@ def disk_grid(
     radii: Float[Tensor, "b n"],
     edges: Float[Tensor, "b n e 4"],
 ) -> DiskGrid:
-    """List disks (B, N) in the cells of a grid, for any number of :func:`soft_visibility`; without gradients.
+    """List disks (B, N) in the cells of a grid, for :func:`pointproj.nn.visibility.rays.soft_visibility`.
 
-    Points that are not finite, or have the normal 0, have no disk. ``radii`` are those of the large disks;
-    the search is fast where they are of similar size. ``edges`` are where disks end before them: see
-    :func:`pointproj.nn.visibility.edges.nearest_edges`.
+    Points that are not finite, or have the normal 0, get no disk. ``radii`` are those of the large disks; the
+    search is fast if they are of similar size. ``edges`` tell where a disk ends within its radius: see
+    :func:`pointproj.nn.visibility.edges.nearest_edges`. The result has no gradients.
     """
     squared = radii[..., None].square()
     has_edges = edges.flatten(2).any(-1, keepdim=True).to(points.dtype)
@@ -57,7 +57,7 @@ def disk_grid(
 
 @wp.func
 def cell_row(cloud: int, x: int, y: int, z: int):
-    """Row of a cell among those of all clouds."""
+    """Return the row of a cell among the cells of all clouds."""
     return ((cloud * DiskCell.SIDE + x) * DiskCell.SIDE + y) * DiskCell.SIDE + z
 
 
@@ -65,9 +65,9 @@ def cell_row(cloud: int, x: int, y: int, z: int):
 def list_kernel(
     frames: Numbers, disks: wp.array3d(dtype=wp.float32), start: Cells, taken: Cells, entries: Cells
 ):
-    """One thread a disk, launched over (B, N): count it in its cells, and list it where there are entries.
+    """One thread a disk, launched over (B, N): count it in its cells, and list it there if ``entries`` exist.
 
-    ``taken`` has a number for each cell, 0 before; ``entries`` may be absent.
+    ``taken`` holds the number of disks in each cell so far, at first 0.
     """
     cloud, row = wp.tid()
     squared = disks[cloud, row, 3]
@@ -109,7 +109,7 @@ def _grid_specs(disks: Tensor) -> dict:
 @warp_op("pointproj::list_disks", outputs=_grid_specs)
 def _list_disks(launch, disks: Tensor, frames: Tensor, start: Tensor, entries: Tensor) -> None:
     """List disks (B, N, 8) in cells."""
-    centres, radius = disks[..., :3], disks[..., 3].amax(1).sqrt()  # the largest of each cloud
+    centres, radius = disks[..., :3], disks[..., 3].amax(1).sqrt()  # the largest radius of each cloud
     low = (centres - radius[:, None, None]).amin(1)
     extent = (centres + radius[:, None, None]).amax(1) - low
     edge = torch.maximum(0.501 * radius, extent.amax(1) / (DiskCell.SIDE - 1)).clamp(min=1e-6)

@@ -1,4 +1,4 @@
-"""Where flat pieces of a cloud end: along the planes of their neighbours. A Warp kernel."""
+"""Edges of flat pieces of a cloud: lines where their planes meet those of neighbours. A Warp kernel."""
 
 import torch
 import warp as wp
@@ -18,14 +18,15 @@ def nearest_edges(
 ) -> Float[Tensor, "b n 3 4"]:
     """Find where the exact planes of points end within their radii: (B, N, 3, 4), without gradients.
 
-    The plane of a neighbour crosses that of a point along a line. If no neighbour on the point's own plane is
-    beyond it, the flat piece is taken to end there. The piece also ends there if the neighbour is close to
-    the plane, and not far along the line: what goes on beyond is the other side of a gap, or of a board that
-    ends at the piece, and has disks of its own.
+    The plane of a neighbour crosses the plane of the point along a line. This line is an edge of the flat
+    piece in two cases. Either no neighbour on the point's own plane lies beyond the line. Or the neighbour is
+    close to the point's plane and not far along the line; then the plane beyond the line is another piece,
+    across a gap or behind a board that ends here, and has disks of its own.
 
     ``rows`` are those of the nearest points, the point itself first; the first 33 are used. ``normals`` are
-    those of exact planes, 0 for points that have none. Of up to three edges, the nearest first, the result
-    has the unit vector in the plane towards the edge, and its distance; 0 where there is none.
+    those of exact planes, 0 for points without one. The result has up to three edges, the nearest first: the
+    unit vector in the plane towards the edge, and the distance of the edge. It is 0 for edges that do not
+    exist.
     """
     points, normals, radii = for_kernels(points, normals, radii)
     return _edges(points, rows[..., : 1 + ExactPlane.NEIGHBORS].contiguous(), normals, radii)
@@ -33,7 +34,7 @@ def nearest_edges(
 
 @wp.func
 def crossing(own: wp.vec3, other: wp.vec3, away: wp.vec3):
-    """Unit vector in a plane towards another one, and the distance; -1 if they are nearly parallel."""
+    """Return the unit vector in a plane towards another plane, and its distance; -1 if nearly parallel."""
     along = other - wp.dot(other, own) * own
     slope = wp.length(along)
     if slope <= Edge.STEEPEST:
@@ -44,7 +45,7 @@ def crossing(own: wp.vec3, other: wp.vec3, away: wp.vec3):
 
 @wp.func
 def shows_a_gap(own: wp.vec3, towards: wp.vec3, away: wp.vec3, near: float):
-    """Whether a neighbour is close to a plane, and not far along the edge at which its own crosses it."""
+    """Return whether a neighbour is close to a plane, and not far along the line where its plane crosses."""
     height = wp.dot(own, away)
     aside = away - height * own
     aside = aside - wp.dot(towards, aside) * towards
@@ -55,12 +56,12 @@ def shows_a_gap(own: wp.vec3, towards: wp.vec3, away: wp.vec3, near: float):
 def edges_kernel(
     around: Around, rows: Rows, normals: Vectors, radii: Numbers, edges: wp.array3d(dtype=wp.vec4)
 ):
-    """One thread a point, launched over (B, N)."""
+    """One thread a point, launched over (B, N): its nearest edges."""
     cloud, row = wp.tid()
     own = normals[cloud, row]
     radius = radii[cloud, row]
     count = around.shape[2]
-    ends = int(0)  # a bit for each neighbour at whose plane the piece ends
+    ends = int(0)  # one bit for each neighbour: whether the piece ends at its plane
     if wp.dot(own, own) > 0.0:
         for number in range(count):
             neighbor = int(rows[cloud, row, number + 1])
@@ -87,7 +88,7 @@ def edges_kernel(
                 neighbor = int(rows[cloud, row, number + 1])
                 towards, distance = crossing(own, normals[cloud, neighbor], around[cloud, row, number])
                 if wp.dot(towards, before) > Edge.APART:
-                    ends &= ~(1 << number)  # about the same direction does not matter any more
+                    ends &= ~(1 << number)  # about the direction of an edge already found
                 elif distance < nearest:
                     best = wp.vec4(towards[0], towards[1], towards[2], distance)
                     nearest = distance

@@ -1,9 +1,9 @@
-"""Planes of flat pieces on which the samples of a cloud lie exactly, however narrow they are: Warp kernels.
+"""Exact planes: planes of flat pieces, also narrow ones, that samples lie on up to rounding. Warp kernels.
 
-Without noise, four points are on one plane only where a surface is flat, up to the rounding of their
-coordinates. So a plane that three points span and a fourth one confirms is that of a face, even if the face
-is a narrow row of samples: the side of a board, a leg. And shapes that people make repeat directions. Where a
-face has two samples, its direction is often one that many other samples of the cloud have.
+In a cloud without noise, four nearby points lie on one plane (up to rounding) only if the surface is flat. So
+a plane through three points and a fourth one is the plane of a face, even if the face has only a narrow row
+of samples, like the side of a board or a leg. Shapes that people make also repeat directions. So the
+direction of a face with only two samples is often that of many other samples of the cloud.
 """
 
 import torch
@@ -31,28 +31,30 @@ def exact_planes(
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 1"]]:
     """Find for each point the plane that its neighbours lie on up to rounding, without gradients.
 
-    Of the planes that pairs of near neighbours span with the point, the one that contains most neighbours is
-    taken, if it contains a fourth point. A plane in a direction that wide planes of the cloud share is taken
-    if it contains more, or any at all where the point has no plane yet; else that of a neighbour that
-    contains the point, too. Clouds with noise have none of these planes.
+    1. Each pair of near neighbours spans a plane with the point. The plane with most neighbours is taken, if
+       it has enough (:attr:`.ExactPlane.CONFIRMED`).
+    2. A plane through the point in a direction that wide planes of the cloud share replaces it, if it
+       contains more neighbours.
+    3. A point without a plane takes the plane of a neighbour that contains the point.
 
-    Points are in the cube [-1, 1]^3, where single precision has the expected rounding. ``rows`` are those of
-    the nearest points, the point itself first; the first 33 are used. The results are normals of either sign,
-    0 where a point has no exact plane, and the share of the neighbours on the plane.
+    Clouds with noise have no exact planes. Points are in the cube [-1, 1]^3, where single precision has the
+    expected rounding. ``rows`` are those of the nearest points, the point itself first; the first 33 are
+    used. The results are normals of either sign, 0 for a point without an exact plane, and the share of the
+    neighbours on the plane.
     """
     return _search(*for_kernels(points), rows[..., : 1 + ExactPlane.NEIGHBORS].contiguous())
 
 
 @wp.func
 def is_on(normal: wp.vec3, height: float, away: wp.vec3):
-    """Whether a point is on a plane that a triangle of that height spans, up to rounding."""
+    """Return whether a point is, up to rounding, on the plane of a triangle of this height."""
     allowed = ExactPlane.ROUNDING * (1.0 + wp.length(away) / height)
     return wp.abs(wp.dot(normal, away)) < wp.min(allowed, ExactPlane.FARTHEST)
 
 
 @wp.func
 def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
-    """Height over the longer of two sides, of the triangle whose cross product is given; at least 1e-12."""
+    """Return a triangle's height over the longer of two sides, from their cross product; at least 1e-12."""
     return wp.max(wp.length(across) / wp.max(wp.max(wp.length(one), wp.length(other)), 1.0e-9), 1.0e-12)
 
 
@@ -60,7 +62,7 @@ def triangle_height(across: wp.vec3, one: wp.vec3, other: wp.vec3):
 def pairs_kernel(around: Around, planes: Fours, voters: Vectors):
     """One thread a point, launched over (B, N): normal and number of neighbours of the best plane.
 
-    Both are 0 if no other point confirms it; ``voters`` are the normals of those that are sure and wide.
+    Both are 0 if it has too few neighbours. ``voters`` get the normals of wide planes with many neighbours.
     """
     cloud, row = wp.tid()
     count = around.shape[2]
@@ -74,7 +76,7 @@ def pairs_kernel(around: Around, planes: Fours, voters: Vectors):
             other = around[cloud, row, second]
             across = wp.cross(one, other)
             height = triangle_height(across, one, other)
-            # A plane with more than half of the neighbours is not surpassed.
+            # No other plane can have more neighbours than one with more than half of them.
             if height > ExactPlane.NARROWEST and 2 * most <= count:
                 normal = across / wp.length(across)
                 on_plane = int(0)
@@ -85,7 +87,7 @@ def pairs_kernel(around: Around, planes: Fours, voters: Vectors):
                     best = normal
                     best_height = height
                     most = on_plane
-    # The farthest neighbours on the plane span it best.
+    # The farthest neighbours on the plane determine its normal best.
     far = wp.vec3()
     for place in range(count):
         away = around[cloud, row, place]
@@ -112,7 +114,7 @@ def pairs_kernel(around: Around, planes: Fours, voters: Vectors):
 
 @wp.func
 def count_on(normal: wp.vec3, within: float, around: Around, cloud: int, row: int):
-    """How many neighbours are that close to a plane through the point."""
+    """Count the neighbours that are this close to a plane through the point."""
     found = int(0)
     for place in range(around.shape[2]):
         if wp.abs(wp.dot(normal, around[cloud, row, place])) < within:
@@ -124,7 +126,7 @@ def count_on(normal: wp.vec3, within: float, around: Around, cloud: int, row: in
 def directions_kernel(
     around: Around, rows: Rows, planes: Fours, directions: Vectors, normals: Vectors, support: Numbers
 ):
-    """One thread a point, launched over (B, N): its plane, one in a common direction, or a neighbour's."""
+    """One thread a point, launched over (B, N): its own plane, one in a shared direction or a neighbour's."""
     cloud, row = wp.tid()
     plane = planes[cloud, row]
     normal = wp.vec3(plane[0], plane[1], plane[2])

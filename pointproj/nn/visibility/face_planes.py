@@ -1,9 +1,10 @@
-"""Planes of clouds with noise, each fitted to as much of a flat face as there is: Warp kernels.
+"""Face planes, for clouds with noise: planes fitted to whole flat faces. Warp kernels.
 
-The neighbours of a point tell its plane to some tenths of the noise. A face has hundreds of samples, which
-tell it far better. So planes are spread: each is fitted anew to what its neighbours' planes were fitted to,
-if they agree with it, again and again; and then to all samples of the cloud that are on it. Narrow faces tell
-their direction badly, but it is often one that wide faces have.
+The neighbours of a point determine its plane only to some tenths of the noise. A face has hundreds of
+samples, which determine it much better. So planes are propagated: each plane is fitted again to all samples
+that agreeing planes of its neighbours were fitted to, several times. Finally each is fitted to all samples of
+the cloud that are on it. The samples of a narrow face determine its direction badly, but it is often the
+direction of wide faces too.
 """
 
 from typing import Annotated, NamedTuple
@@ -23,7 +24,7 @@ Products = wp.types.matrix(shape=(2, 3), dtype=wp.float32)
 
 
 class Fitted(NamedTuple):
-    """Planes of clouds of n points, and what they were fitted to."""
+    """Planes of clouds of n points, with mean and covariance of the samples that each was fitted to."""
 
     normals: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
     means: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
@@ -31,7 +32,7 @@ class Fitted(NamedTuple):
 
 
 class Noisy(NamedTuple):
-    """Clouds with noise, and the rows of each point's k nearest."""
+    """Clouds with noise, with the rows of each point's k nearest neighbours."""
 
     points: Annotated[Tensor, wp.vec3, 2]  # (b, n, 3)
     rows: Annotated[Tensor, wp.int64, 3]  # (b, n, k)
@@ -49,21 +50,21 @@ def propagate_planes(
     noise: Float[Tensor, "b 1 1"],
     sensors: Float[Tensor, "b n 3"] | None = None,
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
-    """Improve the planes of points of clouds with noise: normals of either sign, and ways onto the planes.
+    """Improve the planes of points in clouds with noise; return normals and shifts of the points onto them.
 
-    1. Each plane is moved to where the squared distances of the neighbours on it are least.
-    2. Each is fitted anew to all that its neighbours' planes were fitted to, as far as these agree with it in
-       place and direction; again and again, so that it spreads over its face, but not over edges.
-    3. In the last rounds, each point takes the plane of a neighbour: of those near the point, the one with
-       which most planes around it agree. So points at edges and on narrow sides get the plane of a face.
-    4. Of the directions that many planes of the cloud share, a point takes the one in which a plane holds
-       most neighbours, if these are nearly as many as on its own plane. Steps 1 to 3 are repeated.
-    5. Each is fitted to all samples whose own planes agree with it, if there are enough of them.
+    1. Each plane is fitted by least squares to the neighbours on it.
+    2. Each plane is fitted to all samples that its neighbours' planes were fitted to, if these planes agree
+       with it in place and direction. Repeated, this propagates the plane over its face, but not over edges.
+    3. In the last rounds, each point takes the plane of a neighbour: of the planes near the point, the one
+       that agrees with most planes around it. So points at edges and on narrow sides get the plane of a face.
+    4. Many planes of the cloud share directions. A point takes the shared direction whose plane has most
+       neighbours, if they are nearly as many as on its own plane. Then steps 1 to 3 are repeated.
+    5. Each plane is fitted to all samples whose own planes agree with it, if there are enough.
 
-    ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of first planes, 0
-    for a point that has none. ``noise`` is the standard deviation of each cloud's; where it is 0, everything
-    stays. ``sensors`` are unit vectors to those that saw the points, 0 where not known. The results have no
-    gradients.
+    ``rows`` are those of the nearest points, the point itself first. ``normals`` are those of the first
+    planes, 0 for a point without one. ``noise`` is the standard deviation of each cloud's noise; a cloud with
+    noise 0 stays as it is. ``sensors`` are unit vectors to the sensors that saw the points, 0 if unknown. The
+    resulting normals have either sign. The results have no gradients.
     """
     sensors = torch.zeros_like(points) if sensors is None else sensors
     where, *others = for_kernels(points, sensors, noise.flatten(), normals)
@@ -76,28 +77,28 @@ def propagate_planes(
 
 @wp.func
 def closeness(distance: float):
-    """How much counts what lies so far off: 1 at 0, 1 / 4 at 1."""
+    """Return a weight by distance: 1 at 0, 1 / 4 at 1."""
     near = 1.0 / (1.0 + distance * distance)
     return near * near
 
 
 @wp.func
 def not_opposite(clouds: NoisyStruct, cloud: int, row: int, other: int, normal: wp.vec3):
-    """0 if the sensors of two points are on different sides of a plane."""
+    """Return 0 if the sensors of two points are on different sides of a plane, else 1."""
     one = wp.dot(clouds.sensors[cloud, row], normal)
     return wp.where(one * wp.dot(clouds.sensors[cloud, other], normal) < 0.0, 0.0, 1.0)
 
 
 @wp.func
 def products_of(one: wp.vec3):
-    """The products xx, yy, zz and yz, zx, xy of a vector's parts."""
+    """Return the products xx, yy, zz and yz, zx, xy of a vector's components."""
     mixed = wp.vec3(one[1] * one[2], one[2] * one[0], one[0] * one[1])
     return wp.matrix_from_rows(wp.cw_mul(one, one), mixed)
 
 
 @wp.func
 def least_squares(total: float, first: wp.vec3, second: Products, before: wp.vec3):
-    """Mean, covariance and normal, from a sum of weights and weighted sums of vectors and their products.
+    """Return mean, covariance and normal from the sum of weights and weighted sums of vectors and products.
 
     The normal is the unit eigenvector of the least eigenvalue, from high powers of the adjugate.
     """
@@ -114,13 +115,13 @@ def least_squares(total: float, first: wp.vec3, second: Products, before: wp.vec
 
 @wp.func
 def foot(point: wp.vec3, normal: wp.vec3, mean: wp.vec3):
-    """Where a plane is nearest to a point."""
+    """Return the point of a plane that is nearest to a point."""
     return point - wp.dot(point - mean, normal) * normal
 
 
 @kernel
 def fit_kernel(clouds: NoisyStruct, given: Vectors, fitted: FittedStruct):
-    """One thread a point, launched over (B, N): the plane that is nearest to the neighbours on it."""
+    """One thread a point, launched over (B, N): fit its plane to the neighbours on it."""
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
     normal = given[cloud, row]
@@ -150,7 +151,7 @@ def fit_kernel(clouds: NoisyStruct, given: Vectors, fitted: FittedStruct):
 
 @kernel
 def propagate_kernel(clouds: NoisyStruct, fitted: FittedStruct, propagated: FittedStruct, support: Numbers):
-    """One thread a point, launched over (B, N): fit its plane to what its neighbours' are fitted to.
+    """One thread a point, launched over (B, N): fit its plane to the samples of its neighbours' planes.
 
     ``support`` gets the share of the neighbours' planes that agree with it.
     """
@@ -178,7 +179,7 @@ def propagate_kernel(clouds: NoisyStruct, fitted: FittedStruct, propagated: Fitt
                 total += weight
                 first += weight * away
                 second += weight * (products_of(away) + fitted.covariances[cloud, other])
-        # Its own plane agrees, so the total is 1 or more.
+        # The point is its own neighbour, and its plane agrees with itself, so the total is at least 1.
         first, covariance, normal = least_squares(total, first, second, normal)
         mean += first
     propagated.normals[cloud, row] = normal
@@ -189,7 +190,7 @@ def propagate_kernel(clouds: NoisyStruct, fitted: FittedStruct, propagated: Fitt
 
 @kernel
 def take_kernel(clouds: NoisyStruct, fitted: FittedStruct, support: Numbers, taken: FittedStruct):
-    """One thread a point, launched over (B, N): take the best plane of those of the neighbours."""
+    """One thread a point, launched over (B, N): take the best of the neighbours' planes."""
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
     near = FacePlane.NEAR * clouds.noise[cloud]
@@ -214,10 +215,10 @@ def take_kernel(clouds: NoisyStruct, fitted: FittedStruct, support: Numbers, tak
 
 @kernel
 def direction_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors, chosen: Vectors):
-    """One thread a point, launched over (B, N): of its own normal and the directions of the cloud, the best.
+    """One thread a point, launched over (B, N): choose its own normal or one of the cloud's directions.
 
-    That is the one in which a plane near the point holds most neighbours; on planes in directions of the
-    cloud they count more.
+    The best has most neighbours on a plane near the point. Neighbours on planes in the cloud's directions get
+    a larger weight.
     """
     cloud, row = wp.tid()
     point = clouds.points[cloud, row]
@@ -255,7 +256,7 @@ def direction_kernel(clouds: NoisyStruct, normals: Vectors, directions: Vectors,
 
 @kernel
 def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct):
-    """One thread a point, launched over (B, N): fit its plane to all samples of which the planes agree."""
+    """One thread a point, launched over (B, N): fit its plane to all samples whose planes agree with it."""
     cloud, row = wp.tid()
     normal = fitted.normals[cloud, row]
     mean = fitted.means[cloud, row]
@@ -267,14 +268,14 @@ def whole_kernel(clouds: NoisyStruct, fitted: FittedStruct, whole: FittedStruct)
         second = Products()
         for other in range(clouds.points.shape[1]):
             its = fitted.normals[cloud, other]
-            if wp.abs(wp.dot(its, normal)) > 0.9:  # the others would have no weight, after more work
+            if wp.abs(wp.dot(its, normal)) > 0.9:  # the weight of the others is 0
                 across = wp.cross(its, normal)
                 same = wp.max(1.0 - wp.dot(across, across) / (FacePlane.SAME * FacePlane.SAME), 0.0)
                 point = clouds.points[cloud, other]
                 between = foot(point, its, fitted.means[cloud, other]) - here
                 weight = closeness(wp.dot(between, normal) / agreeing) * same * same
                 weight *= not_opposite(clouds, cloud, row, other, normal)
-                if weight > 0.0:  # that of a point that is not finite is not
+                if weight > 0.0:  # false for a point that is not finite
                     away = point - mean
                     total += weight
                     first += weight * away
@@ -318,13 +319,13 @@ def _propagate(
     for _ in range(FacePlane.WHOLE):
         launch(whole_kernel, shape, clouds, now, other, block_dim=64)
         now, other = other, now
-    # After an even number of these launches, the last planes are in the outputs.
+    # The number of these launches is even, so the last planes are in the outputs.
 
 
 def _propagate_over_faces(
     launch, clouds: Noisy, normals: Tensor, now: Fitted, other: Fitted, support: Tensor
 ) -> None:
-    """Fit planes with these normals to the neighbours, and spread them; the result is in ``now``."""
+    """Fit planes with these normals to the neighbours, and propagate them; the result is in ``now``."""
     shape = clouds.points.shape[:2]
     launch(fit_kernel, shape, clouds, normals, now, block_dim=64)
     for number in range(FacePlane.ROUNDS):
@@ -333,4 +334,4 @@ def _propagate_over_faces(
         if number >= FacePlane.ROUNDS - FacePlane.LAST_ROUNDS:
             launch(take_kernel, shape, clouds, now, support, other, block_dim=64)
             now, other = other, now
-    # Rounds and last rounds are together an even number of swaps.
+    # The number of swaps, in rounds and last rounds together, is even.

@@ -6,7 +6,7 @@ import warp as wp
 from jaxtyping import Float
 from torch import Tensor
 
-# No fused multiply-add, so that CPU and CUDA compute the same; nothing here has gradients.
+# No fused multiply-add, so that CPU and CUDA give equal results; the kernels have no gradients.
 kernel = partial(wp.kernel, module="unique", module_options={"fuse_fp": False, "enable_backward": False})
 
 Scales = wp.array(dtype=wp.float32)  # (b,)
@@ -18,13 +18,13 @@ Rows = wp.array3d(dtype=wp.int64)  # (b, n, k)
 
 
 def for_kernels(*tensors: Tensor) -> list[Tensor]:
-    """Tensors as kernels take them: without gradients, dense, in single precision."""
+    """Return tensors as kernels need them: without gradients, contiguous, in single precision."""
     return [tensor.detach().float().contiguous() for tensor in tensors]
 
 
 @kernel
 def around_kernel(points: Vectors, rows: Rows, around: Around):
-    """One thread a neighbour, launched over (B, k, N)."""
+    """One thread a neighbour, launched over (B, k, N): its displacement from the point."""
     cloud, place, row = wp.tid()
     neighbor = int(rows[cloud, row, place])
     away = wp.vec3(wp.NAN, wp.NAN, wp.NAN)
@@ -34,9 +34,10 @@ def around_kernel(points: Vectors, rows: Rows, around: Around):
 
 
 def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 3"]:
-    """Of the neighbours of points, themselves among them; NaN for those that do not exist.
+    """Return displacements from points to their neighbours, which include the points; NaN for row -1.
 
-    On a GPU those of one place are side by side, as threads read them.
+    On a GPU, the displacements to the j-th neighbours of all points are adjacent in memory, as threads read
+    them.
     """
     clouds, size, k = rows.shape
     if points.is_cuda:
@@ -49,7 +50,7 @@ def displacements(launch, points: Tensor, rows: Tensor) -> Float[Tensor, "b n k 
 
 @wp.func
 def adjugate_power(x: wp.vec3, y: wp.vec3, z: wp.vec3, squared: int):
-    """The adjugate of a matrix with these rows, squared so many times and scaled."""
+    """Return the adjugate of a matrix with these rows, squared ``squared`` times, and scaled."""
     power = wp.matrix_from_rows(wp.cross(y, z), wp.cross(z, x), wp.cross(x, y))
     for _ in range(squared):
         power = power / wp.max(power[0, 0] + power[1, 1] + power[2, 2], 1.0e-30)

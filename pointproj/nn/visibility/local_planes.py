@@ -1,4 +1,4 @@
-"""Planes of most neighbours: those of flat pieces of a surface, however thin the solid is. Warp kernels."""
+"""Local planes: planes of flat pieces of a surface, also of thin solids. Warp kernels."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from pointproj.ops.bridge.warp_op import warp_op
 
 
 class Planes(NamedTuple):
-    """Of the points of clouds; none has gradients."""
+    """The local planes of clouds' points, without gradients."""
 
     normals: Float[Tensor, "b n 3"]  # 0 where a point has no three neighbours that span a plane
     fit: Float[Tensor, "b n 1"]  # share of the neighbours on the plane, from 0 to 1
@@ -30,12 +30,13 @@ class Planes(NamedTuple):
 
 
 def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> Planes:
-    """Find for each point the plane that most of its neighbours lie on; they do not tell inside from outside.
+    """Find for each point the plane that most of its neighbours lie on; normals have either sign.
 
-    Every pair of near neighbours spans a plane with the point, which is tried (the search of RANSAC,
-    complete). Where none holds many neighbours, because the surface is curved, the plane has the direction of
-    least squares. In a cloud with noise even the best plane misses most neighbours, and by how much tells the
-    noise; then planes are sought that hold neighbours within it, with the direction of their least squares.
+    Every pair of near neighbours spans a plane with the point; all these planes are tried, as in an
+    exhaustive RANSAC. If none has many neighbours, the surface is curved, and the plane is that of least
+    squares. In a cloud with noise, most neighbours are off even the best plane, and their distances give an
+    estimate of the noise. Then planes are searched for again, with neighbours that are within the noise, and
+    each is fitted to its neighbours by least squares.
 
     ``rows`` are those of the k nearest points, at least 16, the point itself first.
     """
@@ -44,14 +45,14 @@ def local_planes(points: Float[Tensor, "b n 3"], rows: Int[Tensor, "b n k"]) -> 
 
 @wp.func
 def closeness(distance: float, within: float):
-    """How much counts what lies so far off a plane: 1 at 0, a half at ``within``."""
+    """Return the weight of a neighbour at a distance from a plane: 1 at 0, 1 / 2 at ``within``."""
     off = distance / within
     return 1.0 / (1.0 + off * off)
 
 
 @kernel
 def most_kernel(around: Around, within: Scales, planes: Vectors, fit: Numbers):
-    """One thread a point, launched over (B, N): of the planes of all pairs, the one with most neighbours."""
+    """One thread a point, launched over (B, N): the plane with most neighbours among those of all pairs."""
     cloud, row = wp.tid()
     best = wp.vec3()
     most = float(-1.0)
@@ -73,16 +74,16 @@ def most_kernel(around: Around, within: Scales, planes: Vectors, fit: Numbers):
 
 @wp.func
 def weight_of(away: wp.vec3, normal: wp.vec3, centre: wp.vec3, within: float):
-    """Of a neighbour, by its distance from a plane."""
+    """Return the squared weight of a neighbour, by its distance from a plane."""
     weight = closeness(wp.dot(away - centre, normal), within)
     return weight * weight
 
 
 @kernel
 def refined_kernel(around: Around, within: Scales, planes: Vectors, fit: Numbers, normals: Vectors):
-    """One thread a point, launched over (B, N): the normal of its plane where that fits best.
+    """One thread a point, launched over (B, N): the normal of its plane, refined by least squares.
 
-    That of least squares, weighted by the distances from the plane before; of a curved surface by none.
+    Neighbours are weighted by their distances from the previous plane; on a curved surface, equally.
     """
     cloud, row = wp.tid()
     normal = planes[cloud, row]

@@ -1,4 +1,4 @@
-"""A network for reconstruction, by what a point and the sides of the samples see of the outside."""
+"""The visibility network, for reconstruction: its input is what points see of the outside."""
 
 from functools import partial
 from typing import NamedTuple
@@ -17,8 +17,8 @@ from pointproj.nn.visibility.sight_lines import nearest_sight_lines
 from pointproj.nn.visibility.surface import NEIGHBORS, find_surface
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate
 
-LINES = 2  # how close lines of sight pass by: any, and such as have come far
-SEEN = 2 * Ray.FEATURES  # with their square roots, which tell few rays from none
+LINES = 2  # closeness of the nearest line of sight, and of the nearest one that has come far
+SEEN = 2 * Ray.FEATURES  # shares of rays and their square roots, which distinguish few rays from none
 
 
 class VisibilityEncoding(NamedTuple):
@@ -33,42 +33,43 @@ class VisibilityEncoding(NamedTuple):
 
 
 class VisibilityNetwork(nn.Module):
-    """Tell inside from outside by what a point and the sides of its neighbours see of the outside.
+    """Tell inside from outside by what points and the sides of their neighbours see of the outside.
 
-    1. Each reference point gets the plane of its face, and a disk in it that covers the holes between samples
-       and ends at edges; in a cloud with noise the point is moved onto the plane.
-    2. From both sides of each disk, and from each query point, rays escape or are stopped by disks. This
-       alone tells of what is far away; all else is local, so the network learns from few shapes.
-    3. The sides of each reference point attend to those of its neighbours, a given number of times.
-    4. A query point attends to the sides of the nearest reference points, in which its own visibility takes
-       part. An MLP gives the result.
+    1. Each reference point gets the plane of its face, and a disk in this plane. The disk covers the holes
+       between samples, and ends at edges. In a cloud with noise, the point is moved onto the plane.
+    2. Rays start from both sides of each disk and from each query point; each ray escapes or is stopped by
+       a disk. This is the only information about what is far away. All other information is local, so the
+       network learns from few shapes.
+    3. The sides of each reference point attend to the sides of its neighbours, a given number of times.
+    4. Each query point attends to the sides of the nearest reference points. Its own visibility is a part of
+       the input of this attention. An MLP gives the result.
 
-    Lengths are in units of the holes between samples, so one set of weights serves clouds of any density.
-    Where a scanner tells from which direction each point was seen, lines of sight say which side is outside
-    and what space is free; weights that were trained with and without serve both.
+    Lengths are in units of the holes between samples, so one set of weights serves clouds of any density. If
+    a scanner gives the direction to the sensor of each point, lines of sight tell which side is outside and
+    which space is free. Weights trained on clouds with and without sensors can be used for both.
 
-    Under autocast the inner layers of attention run in low precision; positions and visibility do not.
+    Under autocast, the inner layers of attention run in low precision; positions and visibility do not.
 
     Parameters
     ----------
     hidden_channels : int
-        Width of everything, a multiple of 8.
+        Width of all layers, a multiple of 8.
     neighbors : int
-        Reference points that a point attends to, at least 13; a reference point itself is the first of its
-        own. Clouds need 33 points or as many as these.
+        Reference points that a point attends to, at least 13; each reference point is its own first
+        neighbour. A cloud needs at least 33 points, and at least this many.
     rounds : int
         How often the sides of reference points attend to each other.
     in_channels : int
-        Channels of ``features`` beside the points, 0 for none.
+        Channels of ``features`` without those of the sensors; 0 for none.
     sensors : bool
-        Three more channels of ``features``, the last, are unit vectors from the points towards the sensors
-        that saw them; 0 for a point of which this is not known.
+        Whether ``features`` have three more channels at the end: unit vectors from the points to the sensors
+        that saw them, 0 for a point whose sensor is unknown.
     out_channels : int
         Channels of the result.
     predicts : {"value", "distance", "signed_distance"}
         As for :class:`pointproj.Projector`.
     backend : str
-        Of the searches, see :func:`pointproj.backends`. Visibility is always by Warp.
+        Implementation of the searches, see :func:`pointproj.backends`. Visibility is always computed by Warp.
 
     Raises
     ------
@@ -112,9 +113,10 @@ class VisibilityNetwork(nn.Module):
         *,
         index: Index | None = None,
     ) -> VisibilityEncoding:
-        """Do once what all queries share: see :meth:`pointproj.Projector.encode`.
+        """Compute what all queries share: see :meth:`pointproj.Projector.encode`.
 
-        ``features`` are what else is known of the points. A network of ``sensors`` takes none for 0.
+        ``features`` are further inputs for each point. With ``sensors``, no features means unknown sensors.
+        Raises TypeError if ``reference_points`` are not in the network's dtype.
         """
         if reference_points.dtype != (dtype := self.side.weight.dtype):
             raise TypeError(
@@ -125,7 +127,7 @@ class VisibilityNetwork(nn.Module):
         if not batched:
             reference_points = reference_points[None]
             features = None if features is None else features[None]
-            index = None  # one of a single cloud does not fit a batch of one
+            index = None  # the index of a single cloud does not fit a batch of one cloud
         if index is None:
             index = build_index(reference_points, backend=self.backend)
         if features is None:
@@ -188,14 +190,14 @@ class VisibilityNetwork(nn.Module):
     def _nearest(
         self, query_points: Tensor, reference_points: Tensor, index: Index, k: int
     ) -> tuple[Float[Tensor, "b q k"], Tensor]:
-        """Distances and rows of the nearest reference points; which these are has no gradient."""
+        """Return distances and rows of the nearest reference points, without gradients."""
         where = query_points.detach(), reference_points.detach()
         return knn(*where, k, index=index, backend=self.backend)
 
     def _soft_distance(
         self, query_points: Tensor, reference_points: Tensor, rows: Tensor, index: Index
     ) -> Float[Tensor, "b q 1"]:
-        """Distance to the weighted mean of the nearest reference points."""
+        """Return the distance to the weighted mean of the nearest reference points."""
         where = query_points, reference_points
         with full_precision(query_points):
             shared = {"sigma": self.log_sigma.exp(), "index": index, "backend": self.backend}
@@ -213,7 +215,7 @@ def _seen_from(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, 
 
 
 def _passing(points: Float[Tensor, "b q 3"], places: Float[Tensor, "b n 10"]) -> Float[Tensor, "b q 2"]:
-    """How close lines of sight pass by: 1 for a line through a point, 0 where none is near."""
+    """Return how close lines of sight pass by: 1 for a line through the point, 0 if no line is near."""
     samples, _, holes, sensors = places.tensor_split((3, 6, 7), dim=-1)
     hole = holes.mean((1, 2))
     near = nearest_sight_lines(points, samples, sensors, hole * sensors.flatten(1).any(1))

@@ -1,6 +1,6 @@
-"""The operators of this folder in plain torch: their formulas, to which the kernels are held.
+"""The operators of this folder in plain torch: the formulas that the kernels must match.
 
-Exported programs consist of them. They hold every pair, of neighbours or of points, in memory.
+Exported programs use these. They store values for every pair of neighbours, or of points, in memory.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from pointproj.nn.visibility.rays import PAIRS, directions, neighboring
 
 
 def dot(one: Float[Tensor, "*pairs 3"], other: Float[Tensor, "*pairs 3"]) -> Float[Tensor, "*pairs 1"]:
-    """Scalar products, summed in the order of the kernels."""
+    """Return scalar products, summed in the order of the kernels."""
     return sum(part * beside for part, beside in zip(one.split(1, -1), other.split(1, -1), strict=True))
 
 
@@ -36,7 +36,7 @@ def _of_neighbors(values: Float[Tensor, "b n c"], rows: Int[Tensor, "b n k"]) ->
 
 
 def _chosen(values: Float[Tensor, "b n m *c"], best: Int[Tensor, "b n"]) -> Float[Tensor, "b n *c"]:
-    """One of m values for each point."""
+    """Return one of m values for each point."""
     at = best.view(*best.shape, *[1] * (values.dim() - 2)).expand(-1, -1, 1, *values.shape[3:])
     return values.gather(2, at)[:, :, 0]  # take_along_dim fixes the number of points in a trace
 
@@ -51,7 +51,7 @@ def local_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     height = dot(candidates[:, :, :, None], away[:, :, None])[..., 0].abs()  # (B, N, pairs, neighbours)
 
     def most(within: Tensor | float) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
-        """Share of the neighbours on the plane that contains the most; and which one it is."""
+        """Return the share of the neighbours on the best plane, and the number of that plane."""
         on_plane = (1 / (1 + (height / within).square())).mean(-1) * candidates.square().sum(-1)
         return on_plane.max(-1)
 
@@ -71,10 +71,10 @@ def local_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def noise_of(height: Float[Tensor, "b n k"]) -> Float[Tensor, "b 1 1"]:
-    """Standard deviation of a cloud's noise: 0 where half of the points have exact planes.
+    """Return the standard deviation of a cloud's noise; 0 if half of the points have exact planes.
 
-    A plane is spanned by two neighbours. How far off the next ones are is sorted for each point, and the
-    median over the cloud is taken.
+    Two neighbours span the plane of a point. The neighbours' distances from it are sorted; the noise is
+    estimated from the one at :attr:`.LocalPlane.NOISE_RANK`, as a median over the cloud.
     """
     next_ones, middle = height.sort(dim=-1).values[..., LocalPlane.NOISE_RANK], height.shape[1] // 2
     return LocalPlane.NOISE_OF_RANK * next_ones.sort(dim=1).values.narrow(1, middle, 1)[..., None]
@@ -83,16 +83,16 @@ def noise_of(height: Float[Tensor, "b n k"]) -> Float[Tensor, "b 1 1"]:
 def _least_squares(
     away: Float[Tensor, "b n k 3"], weights: Float[Tensor, "b n k 1"]
 ) -> tuple[Float[Tensor, "b n 3"], Float[Tensor, "b n 3"]]:
-    """Unit normals of the planes that are nearest to points, and the points' means."""
+    """Return unit normals of planes fitted to points by least squares, and the means of the points."""
     mean = (weights * away).sum(2) / weights.sum(2)
     centred = away - mean[:, :, None]
     return _least_axis((weights * centred).mT @ centred, LocalPlane.SQUARED), mean
 
 
 def _least_axis(moments: Float[Tensor, "b n 3 3"], squared: int) -> Float[Tensor, "b n 3"]:
-    """Unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all of these.
+    """Return unit eigenvectors of the least eigenvalues of second moments; 1e-6 is added to all eigenvalues.
 
-    They are columns of a high power of the inverse, here of the adjugate, which is squared so many times.
+    They are columns of a high power of the inverse, here of the adjugate, which is squared ``squared`` times.
     torch's own function waits for the device.
     """
     x, y, z = (moments + 1e-6 * torch.eye(3, dtype=moments.dtype, device=moments.device)).unbind(-2)
@@ -123,7 +123,7 @@ def exact_planes(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_pairs(away: Float[Tensor, "b n k 3"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Normals (B, N, 3), neighbours on the plane (B, N), and normals of those that vote (B, N, 3)."""
+    """Return normals (B, N, 3), numbers of neighbours on the planes (B, N), and voters' normals (B, N, 3)."""
     first, second = torch.triu_indices(*(min(ExactPlane.PAIRED, away.shape[2]),) * 2, 1, device=away.device)
     one, other = away[:, :, first], away[:, :, second]
     across, lengths = torch.linalg.cross(one, other), away.norm(dim=-1)
@@ -166,7 +166,7 @@ def propagate_planes(
 def _propagate_over_faces(
     points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normals, means and support of planes, fitted to the neighbours and spread."""
+    """Return normals, means and support of planes that are fitted to the neighbours, then propagated."""
     around, seen_from = (_of_neighbors(one, rows) for one in (points, sensors))
 
     def usable(normal: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _propagate_over_faces(
 def _best_directions(
     points: Tensor, rows: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor, directions: Tensor
 ) -> Tensor:
-    """Of the points' own normals and the directions of the cloud, those with most neighbours on a plane."""
+    """Choose for each point its own normal or a direction of the cloud, by the neighbours on such a plane."""
     around, seen_from = (_of_neighbors(one, rows) for one in (points, sensors))
     tried = directions[:, None].expand(-1, points.shape[1], -1, -1)
     tried = torch.cat([normals[:, :, None], tried], dim=2)  # (B, N, 1 + d, 3)
@@ -215,14 +215,14 @@ def _best_directions(
         total = weights.sum(-1, keepdim=True)
         moved = (weights * heights).sum(-1, keepdim=True) / total.clamp(min=1e-6)
     score = (total * _close(moved / (FacePlane.NEAR_SHARED * noise)))[..., 0] * tried.any(-1)
-    score = torch.cat([score[..., :1], FacePlane.PREFERRED * score[..., 1:]], dim=-1)  # first the point's own
+    score = torch.cat([score[..., :1], FacePlane.PREFERRED * score[..., 1:]], dim=-1)  # own one first
     return _chosen(tried, score.argmax(2))
 
 
 def _fitted_to_whole(
     points: Tensor, sensors: Tensor, noise: Tensor, normals: Tensor, means: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Normals and means of the planes that are nearest to all samples whose planes agree."""
+    """Return normals and means of planes, each fitted to all samples whose planes agree with it."""
     feet = points - dot(points - means, normals) * normals
     heights = normals @ feet.mT - dot(normals, feet)
     same = (1 - (1 - (normals @ normals.mT).square()) / FacePlane.SAME**2).clamp(0, 1)
@@ -245,7 +245,7 @@ def _close(distance: Tensor) -> Tensor:
 def _fitted(
     weights: Tensor, away: Tensor, within_planes: Tensor | float, normals: Tensor, means: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Normals, means and covariances of weighted samples or planes around points; and the mean weight."""
+    """Return normals, means and covariances of weighted samples or planes near points, and mean weights."""
     total = weights.sum(2).clamp(min=1e-6)
     first = (weights * away).sum(2) / total
     second = (weights[..., None] * (away[..., None] * away[..., None, :] + within_planes)).sum(2)
@@ -254,7 +254,7 @@ def _fitted(
 
 
 def _axes(covariances: Tensor, normals: Tensor) -> Tensor:
-    """Unit eigenvectors of the least eigenvalues, on the sides of the normals."""
+    """Return unit eigenvectors of the least eigenvalues, with the signs of the normals."""
     axes = _least_axis(1e-6 / FacePlane.FLAT * covariances, FacePlane.SQUARED)
     return torch.where(dot(axes, normals) < 0, -axes, axes)
 
@@ -284,7 +284,7 @@ def nearest_edges(points: Tensor, rows: Tensor, normals: Tensor, radii: Tensor) 
 
 
 def list_disks(disks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Stand in for the cells, which :func:`soft_visibility` does without."""
+    """Return empty cells, since :func:`soft_visibility` here tries all disks."""
     nothing = torch.zeros(1, dtype=torch.int32, device=disks.device)
     return disks.new_zeros(disks.shape[0], 7), nothing, nothing.clone()
 
@@ -315,7 +315,7 @@ def soft_visibility(
 
 
 def _along(one: Sequence[Tensor], other: Sequence[Tensor | float]) -> Tensor:
-    """Summed in the order of the kernels."""
+    """Return a scalar product, summed in the order of the kernels."""
     return one[0] * other[0] + one[1] * other[1] + one[2] * other[2]
 
 
@@ -336,4 +336,4 @@ FORMS = {
         *(list_disks, soft_visibility, nearest_sight_lines),
     )
 }
-"""By the names of the operators, in ``torch.ops.pointproj``."""
+"""The plain forms, by the names of the operators in ``torch.ops.pointproj``."""

@@ -1,9 +1,10 @@
-"""What points see past disks around the samples of a cloud: Warp kernels, one source for CPU and CUDA.
+"""Visibility of points past the disks of a cloud: Warp kernels, one source for CPU and CUDA.
 
-What is inside is a question of visibility (``pointproj.geometry.interior``), and a cloud answers it
-approximately: each sample stands for a disk in its local plane. Small disks leave holes between them, large
-ones reach over edges and narrow openings, so there are two sizes. A ray through a hole is alone; rays through
-an opening have neighbours. So the result says how many rays escape, and how many pairs of neighbours do.
+Visibility decides what is inside (``pointproj.geometry.interior``). For a cloud it is computed approximately:
+each sample stands for a disk in its local plane. Small disks leave holes between them, and large disks extend
+over edges and narrow gaps of the surface, so there are two sizes. Through a hole between disks, mostly one
+ray escapes alone; through a gap of the surface, neighbouring rays escape too. So the result has the share of
+rays that escape, and the share of pairs of neighbouring rays that both escape.
 
 Rays go from cell to cell of a grid until a disk stops them.
 """
@@ -25,21 +26,22 @@ Escaped = wp.array2d(dtype=wp.uint8)  # (64, places in the order)
 
 
 def soft_visibility(points: Float[Tensor, "b q 3"], grid: DiskGrid) -> Float[Tensor, "b q 4"]:
-    """Count the rays that escape from points, of 64 that are spread evenly over all directions.
+    """Count the rays that escape from points, of 64 rays in evenly distributed directions.
+
+    A disk stops no ray of a point that lies in the plane of the disk. The result has no gradients.
 
     Returns
     -------
     (B, Q, 4) float tensor
-        Past disks of 0.6 times the radii: the share of rays that escape, and the share of pairs of
-        neighbouring rays that both do; then the same past disks of the whole radii. NaN for a point that is
-        not finite. A disk in whose plane a point lies hides nothing from it. Autograd takes the result for a
-        constant.
+        For disks of 0.6 times the radii: the share of rays that escape, and the share of pairs of
+        neighbouring rays that both escape; then the same for disks of the whole radii. NaN for a point that
+        is not finite.
     """
     return _look_around(*for_kernels(points), *grid).to(points.dtype)
 
 
 def _spiral() -> Float[np.ndarray, "64 3"]:
-    """Directions spread evenly over the sphere, in steps of 1/4096, so that every machine has the same."""
+    """Return evenly distributed directions, rounded to 1/4096, so that all machines have the same."""
     number = np.arange(Ray.COUNT) + 0.5
     height = 1 - 2 * number / Ray.COUNT
     angle = np.pi * (1 + 5**0.5) * number
@@ -48,7 +50,7 @@ def _spiral() -> Float[np.ndarray, "64 3"]:
 
 
 directions = _spiral()
-# Neighbours are less than 1.4 times the spacing apart: about six of each.
+# Neighbouring directions are less than 1.4 times the spacing apart; each has about six neighbours.
 neighboring = directions @ directions.T > np.cos(1.4 * (4 * np.pi / Ray.COUNT) ** 0.5)
 np.fill_diagonal(neighboring, False)
 PAIRS = int(neighboring.sum()) // 2
@@ -62,7 +64,7 @@ _MASKS = ", ".join(f"{sum(1 << int(place) for place in np.flatnonzero(row))}ull"
     return wp::vec3f(rows[3 * number], rows[3 * number + 1], rows[3 * number + 2]);
 """)
 def direction_of(number: int) -> wp.vec3f:
-    """One of the directions."""
+    """Return one of the directions."""
     ...
 
 
@@ -71,7 +73,7 @@ def direction_of(number: int) -> wp.vec3f:
     return masks[number];
 """)
 def neighbors_of(number: int) -> wp.uint64:
-    """The neighbours of a direction, a bit each."""
+    """Return the neighbours of a direction, one bit each."""
     ...
 
 
@@ -85,13 +87,13 @@ def neighbors_of(number: int) -> wp.uint64:
 #endif
 """)
 def load_four(rows: wp.array2d(dtype=wp.float32), at: int) -> wp.vec4f:
-    """A row of four numbers, which a GPU reads at once."""
+    """Return a row of four numbers, which a GPU reads at once."""
     ...
 
 
 @wp.func
 def before_edges(grid: DiskGridStruct, row: int, away: wp.vec3):
-    """Whether a place in the plane of a disk, seen from its centre, is on this side of all its edges."""
+    """Return whether a place in the plane of a disk is within all its edges; ``away`` is from the centre."""
     for place in range(Edge.COUNT):
         edge = load_four(grid.edges, Edge.COUNT * row + place)
         if wp.dot(wp.vec3(edge[0], edge[1], edge[2]), away) > edge[3]:
@@ -101,7 +103,7 @@ def before_edges(grid: DiskGridStruct, row: int, away: wp.vec3):
 
 @wp.func
 def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.vec3):
-    """0 if no disk of a cell stops a ray, 1 if only large ones do, 2 if a small one does."""
+    """Return 0 if no disk of a cell stops a ray, 1 if only large disks do, 2 if a small disk does."""
     found = int(0)
     for entry in range(grid.start[cell], grid.start[cell + 1]):
         row = grid.entries[entry]
@@ -123,7 +125,7 @@ def stopped_in(grid: DiskGridStruct, cell: int, origin: wp.vec3, direction: wp.v
 
 @wp.func
 def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec3):
-    """The same for all cells along a ray."""
+    """Return the same as :func:`stopped_in`, for all cells along a ray."""
     low = wp.vec3(grid.frames[cloud, 0], grid.frames[cloud, 1], grid.frames[cloud, 2])
     cells = wp.vec3(grid.frames[cloud, 4], grid.frames[cloud, 5], grid.frames[cloud, 6])
     place = (origin - low) * grid.frames[cloud, 3]
@@ -148,7 +150,7 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
             break
         nearest = wp.min(following[0], wp.min(following[1], following[2]))
         inside = int(1)
-        for axis in range(3):  # no index that varies, which would take the vectors out of the registers
+        for axis in range(3):  # a loop, since a variable index would move the vectors out of registers
             if following[axis] == nearest and inside == 1:
                 at[axis] = at[axis] + step[axis]
                 following[axis] = following[axis] + wp.abs(1.0 / direction[axis])
@@ -160,9 +162,9 @@ def stopped(grid: DiskGridStruct, cloud: int, origin: wp.vec3, direction: wp.vec
 
 @kernel
 def rays_kernel(grid: DiskGridStruct, points: Points, order: Order, escaped: Escaped):
-    """One thread a ray, launched over (64, B * Q): 0 if it is stopped, 1 if by large disks alone, 2 if not.
+    """One thread a ray, launched over (64, B * Q): 0 if a small disk stops it, 1 if only large ones, else 2.
 
-    Threads side by side follow one direction from points near each other, so they read the same disks.
+    Adjacent threads follow one direction from points near each other, so they read the same disks.
     """
     number, place = wp.tid()
     row = int(order[place])
@@ -173,13 +175,13 @@ def rays_kernel(grid: DiskGridStruct, points: Points, order: Order, escaped: Esc
 
 @kernel
 def count_kernel(points: Points, order: Order, escaped: Escaped, result: wp.array(dtype=wp.vec4)):
-    """One thread a point, launched over B * Q: count the rays that escape, and pairs of neighbours."""
+    """One thread a point, launched over B * Q: count escaping rays, and pairs that both escape."""
     place = wp.tid()
     row = int(order[place])
     if not wp.isfinite(points[row]):
         result[row] = wp.vec4(wp.NAN, wp.NAN, wp.NAN, wp.NAN)
         return
-    small = wp.uint64(0)  # a bit for each ray that escapes past the small disks
+    small = wp.uint64(0)  # one bit for each ray that escapes past the small disks
     large = wp.uint64(0)
     count = wp.vec4()
     for ray in range(Ray.COUNT):
@@ -210,7 +212,7 @@ def _look_around(
     *,
     result: Tensor,
 ) -> None:
-    """Visibility (B, Q, 4) at points (B, Q, 3)."""
+    """Compute visibility (B, Q, 4) at points (B, Q, 3)."""
     grid = DiskGrid(frames, disks.view(-1, 4), edges.view(-1, 4), start, entries)
     order, points = _morton_order(frames, points), points.view(-1, 3)
     escaped = torch.empty((Ray.COUNT, len(order)), dtype=torch.uint8, device=points.device)
@@ -219,10 +221,10 @@ def _look_around(
 
 
 def _morton_order(frames: Float[Tensor, "b 7"], points: Float[Tensor, "b q 3"]) -> Int[Tensor, " b*q"]:
-    """Points of all clouds, cloud by cloud, along a Morton curve through half cells."""
+    """Return the order of all clouds' points: cloud by cloud, along a Morton curve through half cells."""
     halves = 2 * (points - frames[:, None, :3]) * frames[:, None, 3:4]
     bits = halves.nan_to_num(0.0).clamp(0, 63).int()
-    for shift, kept in ((8, 0x300F), (4, 0x30C3), (2, 0x9249)):  # two places free after each of the six
+    for shift, kept in ((8, 0x300F), (4, 0x30C3), (2, 0x9249)):  # two zeros after each of six bits
         bits = (bits | bits << shift) & kept
     clouds = torch.arange(len(points), dtype=torch.int32, device=points.device)[:, None] << 18
     return (clouds | bits[..., 0] | bits[..., 1] << 1 | bits[..., 2] << 2).flatten().argsort()

@@ -1,4 +1,4 @@
-"""Lines of sight: what lies between a sample and the sensor that saw it is outside. Warp kernels."""
+"""Lines of sight: points between a sample and the sensor that saw it are outside. Warp kernels."""
 
 import torch
 import warp as wp
@@ -16,12 +16,13 @@ def nearest_sight_lines(
     sensors: Float[Tensor, "b n 3"],
     beyond: Float[Tensor, " b"],
 ) -> Float[Tensor, "b q 2"]:
-    """Find how close to points lines of sight pass by: (B, Q, 2), without gradients.
+    """Find how close lines of sight pass by points: (B, Q, 2), without gradients.
 
-    Lines begin at ``samples`` and go along unit vectors to ``sensors``, 0 for a sample that has none.
-    ``beyond`` is a length for each cloud; 0 for a cloud without lines, which takes no time then. The result
-    is the distance of the nearest line that begins before it passes the point, and of the nearest one that
-    has come as far as ``beyond`` by then: 1000 where there is none, NaN for a point that is not finite.
+    Lines begin at ``samples`` and go along the unit vectors ``sensors``, which are 0 for a sample without a
+    line. ``beyond`` is a length for each cloud; with 0 the cloud is skipped. The result has two distances
+    from each point: to the nearest line that passes it after its beginning, and to the nearest line that
+    passes it at a distance of more than ``beyond`` from its beginning. They are 1000 if there is no such
+    line, and NaN for a point that is not finite.
     """
     return _nearest(*for_kernels(points, samples, sensors, beyond)).to(points.dtype)
 
@@ -30,7 +31,7 @@ def nearest_sight_lines(
 def nearest_kernel(
     points: Vectors, samples: Vectors, sensors: Vectors, beyond: Scales, nearest: wp.array2d(dtype=wp.vec2)
 ):
-    """One thread a point; launched over (B, Q). Every line is tried."""
+    """One thread a point, launched over (B, Q): try every line."""
     cloud, number = wp.tid()
     point = points[cloud, number]
     least = beyond[cloud]

@@ -1,4 +1,4 @@
-"""The stage of the visibility network that has no gradients: the surface that a cloud was sampled from.
+"""The stage of the visibility network without gradients: it finds the surface that a cloud was sampled from.
 
 Samples become disks: each lies in the plane of its sample, covers the holes between samples, and ends at
 edges.
@@ -17,19 +17,19 @@ from pointproj.nn.visibility.exact_planes import exact_planes
 from pointproj.nn.visibility.face_planes import propagate_planes
 from pointproj.nn.visibility.local_planes import local_planes
 
-PLANE_ROWS = 1 + Cloud.PLANE_NEIGHBORS  # each point is its own nearest
+PLANE_ROWS = 1 + Cloud.PLANE_NEIGHBORS  # each point is its own nearest neighbour
 NEIGHBORS = max(PLANE_ROWS, 1 + ExactPlane.NEIGHBORS)
-"""Nearest points that :func:`find_surface` needs of each."""
+"""Number of nearest points of each point that :func:`find_surface` needs."""
 
 
 class Surface(NamedTuple):
-    """Of the samples of clouds; nothing here has gradients."""
+    """Planes, noise and disks of the samples of clouds, without gradients."""
 
-    normals: Float[Tensor, "b n 3"]  # of the planes, of either sign; 0 where a sample has none
+    normals: Float[Tensor, "b n 3"]  # of the planes, of either sign; 0 for a sample without a plane
     shift: Float[Tensor, "b n 3"]  # from a sample onto its plane; 0 in clouds without noise
     fit: Float[Tensor, "b n 1"]  # share of the neighbours on the plane
-    exact_fit: Float[Tensor, "b n 1"]  # the same up to rounding; 0 where the plane is not exact
-    noise: Float[Tensor, "b 1 1"]  # standard deviation; 0 where more than 2% of the planes are exact
+    exact_fit: Float[Tensor, "b n 1"]  # share of those on it up to rounding; 0 for a plane that is not exact
+    noise: Float[Tensor, "b 1 1"]  # standard deviation; 0 if more than 2% of the planes are exact
     holes: Float[Tensor, "b n 1"]  # width of the holes between samples
     grid: DiskGrid  # the disks
 
@@ -42,14 +42,14 @@ def find_surface(
 ) -> Surface:
     """Find planes, noise and disks of clouds of points in the cube [-1, 1]^3, without gradients.
 
-    A plane is exact where samples lie on one up to rounding
-    (:func:`~pointproj.nn.visibility.exact_planes.exact_planes`), else that of most neighbours
-    (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise it is spread over its
-    face (:func:`~pointproj.nn.visibility.face_planes.propagate_planes`).
+    A sample has an exact plane if its neighbours lie on one up to rounding
+    (:func:`~pointproj.nn.visibility.exact_planes.exact_planes`), otherwise a local plane
+    (:func:`~pointproj.nn.visibility.local_planes.local_planes`). In clouds with noise, planes are propagated
+    over their faces (:func:`~pointproj.nn.visibility.face_planes.propagate_planes`).
 
     ``distances`` and ``rows`` are those of at least ``NEIGHBORS`` nearest points, the point itself first.
-    ``sensors`` are unit vectors to the sensors that saw the points, 0 where not known; without channels where
-    none is.
+    ``sensors`` are unit vectors to the sensors that saw the points, 0 if unknown; (B, N, 0) if all are
+    unknown.
     """
     near = rows[..., :PLANE_ROWS]
     local, (exact, exact_fit) = local_planes(points, near), exact_planes(points, rows)
@@ -69,12 +69,13 @@ def find_surface(
 def _radii(
     holes: Float[Tensor, "b n 1"], farthest: Float[Tensor, "b n 1"], exact_fit: Float[Tensor, "b n 1"]
 ) -> Float[Tensor, "b n"]:
-    """Of the disks: as wide as holes among the samples of the same plane, where that is exact.
+    """Return the radii of the disks, which cover the holes between the samples of the same exact plane.
 
-    About a board half of the nearest samples are on its other face, about a narrow side nearly all of them.
+    Near a thin board, half of the nearest samples are on its other face; near a narrow side, nearly all are
+    on other faces. So the holes of such a plane are wider than those of the cloud.
     """
     on_plane = ExactPlane.NEIGHBORS * exact_fit.clamp(min=1 / ExactPlane.NEIGHBORS)
-    own = farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()  # if a circle up to the farthest is filled evenly
+    own = farthest * (Disk.HOLE_NEIGHBOR / on_plane).sqrt()  # for samples of uniform density
     largest = Disk.LARGEST_ON_PLANE * holes.mean(1, keepdim=True)
     own = torch.minimum(torch.maximum(own, holes), largest)
     return torch.where(exact_fit > 0, own, holes)[..., 0]
