@@ -1,7 +1,7 @@
-"""Puts the compiled library of the backend native into a wheel; pyproject.toml says all else of the package.
+"""Compiles the library of the backend native into a wheel; all else about the package is in pyproject.toml.
 
-It needs torch and a C++ compiler in the environment that builds (``--no-build-isolation``), and for GPUs the
-nvcc of ``CUDA_HOME``. Where one is missing the wheel is made without it.
+The environment that builds the wheel needs torch and a C++ compiler (``--no-build-isolation``), and for GPUs
+the nvcc of ``CUDA_HOME``. Without torch or compiler, the wheel has no library; without nvcc, none for GPUs.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ NATIVE = Path("pointproj/ops/backends/native")
 
 
 def _compiler() -> ModuleType:
-    """pointproj's module, without importing pointproj and what it needs."""
+    """Return the module native/compiler.py, imported without importing pointproj."""
     spec = importlib.util.spec_from_file_location("compiler", NATIVE / "compiler.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -25,7 +25,7 @@ def _compiler() -> ModuleType:
 
 
 def _obstacle() -> str | None:
-    """None if the library can be compiled here, else why not."""
+    """Return None if the library can be compiled here, else why not."""
     if importlib.util.find_spec("torch") is None:
         return "torch is not in the environment that builds the wheel (pip install --no-build-isolation)"
     return _compiler().compiler_obstacle()
@@ -35,7 +35,7 @@ OBSTACLE = _obstacle()
 
 
 class BuildPy(build_py):
-    """Compiles the library into what is packed; nothing for an editable installation."""
+    """Compiles the library into the build folder, except for an editable installation."""
 
     def run(self) -> None:
         super().run()
@@ -56,14 +56,14 @@ class BuildPy(build_py):
 
 
 class BinaryDistribution(Distribution):
-    """Is of one platform, if the library is in it."""
+    """A distribution for one platform, if it has the library."""
 
     def has_ext_modules(self) -> bool:
         return OBSTACLE is None
 
 
 class BdistWheel(bdist_wheel):
-    """Says that any Python may take it."""
+    """A wheel for any version of Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]

@@ -1,6 +1,6 @@
-"""Train a projector: ``python train.py --help`` says how.
+"""Train a network: see ``python train.py --help``.
 
-Thin on purpose: what Hydra composed goes to the package, and nothing heavy is imported before a job runs.
+This script only passes Hydra's composed config to the package. Nothing heavy is imported before a job runs.
 """
 
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pointproj.doctor import require_application
 
-require_application()  # before its packages are imported
+require_application()  # before the application's packages are imported
 
 import hydra
 from omegaconf import DictConfig
@@ -25,14 +25,14 @@ register_schema()
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def hydra_main(composed: DictConfig) -> None:
-    """Run one job; in a sweep each process calls this once a job."""
+    """Run one job; in a sweep, Hydra calls this for each job."""
     from pointproj.training.job import run_job
 
     run_job(composed)
 
 
 def main() -> None:
-    """Check the command line, run the job or all jobs; exit with 1 if one failed, 128 + N after signal N."""
+    """Check the command line, and run all jobs; exit with 1 if one failed, with 128 + N after signal N."""
     print_any_text()
     try:
         overrides.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
@@ -41,7 +41,7 @@ def main() -> None:
     except (ConfigError, RunError, distributed.LaunchError) as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
+    # OpenMP reads this when torch is imported; waiting threads then leave their cores to other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         hydra_main()

@@ -1,7 +1,7 @@
 """Aggregate in your own model: the distance to a sphere, learned from points on it.
 
-``knn_aggregate`` is twice differentiable in features and positions, so the loss can contain the gradient of
-the field by position. The true gradient points away from the sphere's centre.
+``knn_aggregate`` is twice differentiable with respect to features and positions, so the loss can contain the
+gradient of the field with respect to position. The true gradient points away from the sphere's centre.
 """
 
 import torch
@@ -21,7 +21,7 @@ class Field(nn.Module):
     def forward(self, query_points: Tensor, cloud: Tensor) -> Tensor:
         features = torch.cat([self.encode(cloud), cloud], dim=1)
         aggregated = knn_aggregate(query_points, cloud, features, 8, sigma=0.1)
-        offset = query_points - aggregated[:, -3:]  # to the query from the mean of its neighbours
+        offset = query_points - aggregated[:, -3:]  # from the mean of its neighbours to the query
         distance = (offset.square().sum(1, keepdim=True) + 1e-6).sqrt()
         return self.decode(torch.cat([aggregated[:, :-3], offset, distance], dim=1))
 

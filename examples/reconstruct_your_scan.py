@@ -1,7 +1,8 @@
 """Reconstruct your own scan: a file of points in, a closed mesh out.
 
-``python examples/reconstruct_your_scan.py CHECKPOINT`` takes a trained network. Without it, one is
-trained for seconds on generated furniture, which is enough for a box; ``experiment=solids`` takes minutes.
+``python examples/reconstruct_your_scan.py CHECKPOINT`` uses a trained network. Without a checkpoint, the
+script trains a network for seconds on generated furniture, which is enough for a box. For other shapes, train
+with ``experiment=solids``, which takes minutes.
 """
 
 import subprocess

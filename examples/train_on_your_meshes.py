@@ -1,7 +1,7 @@
 """Train on your own meshes: any folder of mesh files, with a folder for each class if there are several.
 
-The script writes boxes and balls in place of your meshes. ``train.py`` keeps some of them for validation and
-tests, and writes its report, pictures and checkpoints into the folder of the run.
+The script writes boxes and balls in place of your meshes. ``train.py`` uses some of them for validation and
+tests, and writes its report, pictures and checkpoints to the folder of the run.
 """
 
 import json

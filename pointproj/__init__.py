@@ -1,7 +1,7 @@
 """Aggregate learned features of a point cloud onto query points.
 
-The public names are imported on first use, so that reading a config or printing help never waits
-for torch.
+The public names are imported on first use, so that programs that only read a config or print help do not
+import torch.
 """
 
 import importlib
@@ -52,5 +52,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{MODULES.get(name, 'ops.functional')}")
-    value = globals()[name] = getattr(module, name)  # the next time nobody comes here
+    value = globals()[name] = getattr(module, name)  # so that this is called once for each name
     return value

@@ -1,7 +1,7 @@
-"""The command line: ``python -m pointproj COMMAND``, installed as ``pointproj`` too.
+"""The command line: ``python -m pointproj COMMAND``, also installed as ``pointproj``.
 
-Each command parses its own options. Its module is imported when the command is run, so that ``--help`` is
-quick and the library's commands need nothing of the application.
+Each command parses its own options. Its module is imported when the command runs. So ``--help`` is quick, and
+the library's commands do not need the application.
 """
 
 import argparse
@@ -17,11 +17,11 @@ class Command(NamedTuple):
     """A command of the command line."""
 
     summary: str
-    module: str  # of pointproj, whose main() takes the arguments, and returns the exit code or None for 0
+    module: str  # in pointproj; its main() takes the arguments, and returns the exit code, or None for 0
 
 
 LIBRARY = {
-    "doctor": Command("what runs on this machine; with backend=NAME device=NAME try it", "doctor"),
+    "doctor": Command("report what runs on this machine; backend=NAME device=NAME tries one", "doctor"),
     "build-native": Command(
         "build the backend native now instead of on first use", "ops.backends.native.build"
     ),
@@ -29,7 +29,7 @@ LIBRARY = {
 APPLICATION = {
     "evaluate": Command("measure how well a trained network reconstructs test meshes", "inference.evaluate"),
     "predict": Command("reconstruct a mesh or a point file with a trained network", "inference.predict"),
-    "export": Command("export a trained network as files that need torch alone", "inference.export"),
+    "export": Command("export a trained network as files that need only torch", "inference.export"),
     "sweep": Command("make the table of a sweep again", "runtime.sweep"),
     "download": Command("fetch ModelNet10", "data.download"),
     "benchmark": Command(
@@ -45,9 +45,9 @@ APPLICATION = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that ``arguments`` name, those of the process by default; return the exit code.
+    """Run the command of ``arguments``, by default those of the process; return the exit code.
 
-    That is 0 for success, 1 for failure, 2 for a command line that makes no sense, and 130 after Ctrl-C.
+    It is 0 for success, 1 for failure, 2 for a wrong command line, and 130 after Ctrl-C.
     """
     parser = argparse.ArgumentParser(
         prog="python -m pointproj",
@@ -74,8 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pointproj.runtime.errors import exit_on_user_error, print_any_text
 
     print_any_text()
-    if not given.command.startswith("benchmark"):  # that measures torch as it is
-        # OpenMP reads this when torch loads it: threads that wait then leave their core to other work.
+    if not given.command.startswith("benchmark"):  # the benchmark measures torch with its own settings
+        # OpenMP reads this when torch is imported; waiting threads then leave their cores to other work.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with exit_on_user_error():
         return import_module(module).main(given.arguments) or 0

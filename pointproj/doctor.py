@@ -1,10 +1,10 @@
-"""What runs on this machine, and what does not and why.
+"""Report what runs on this machine, and for the rest why not.
 
     python -m pointproj doctor                              # versions, devices, backends, allocators
-    python -m pointproj doctor backend=warp device=cuda     # tries this one; exit code 1 unless it works
+    python -m pointproj doctor backend=warp device=cuda     # tries this backend; exit code 1 if it fails
     python -m pointproj doctor allocator=rmm
 
-A backend asked for is tried on a few points, and its result compared with the reference implementation.
+A named backend is tried on a few points, and its result is compared with the reference implementation.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ APPLICATION_PACKAGES = (
     *("hydra-core", "omegaconf", "nvidia-physicsnemo", "matplotlib", "rich", "scipy"),
     *("manifold3d", "trimesh", "lxml", "requests", "safetensors", "jinja2"),
 )
-VARIANTS = {  # one for each CUDA
+VARIANTS = {  # one package for each version of CUDA
     "cuml": ("cuml-cu12", "cuml-cu13"),
     "rmm": ("rmm-cu12", "rmm-cu13"),
     "cupy": ("cupy-cuda12x", "cupy-cuda13x"),
@@ -34,17 +34,17 @@ class Verdict(NamedTuple):
     """Whether something can be used."""
 
     subject: str  # as on the command line
-    reason: str | None  # why not; None if it can
-    found: str = "works"  # what is known if it can
+    reason: str | None  # why it cannot be used; None if it can
+    found: str = "works"  # the verdict if it can be used
 
     def __str__(self) -> str:
         return f"{self.subject}: " + (self.found if self.reason is None else f"NOT usable: {self.reason}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report, and try what ``arguments`` ask for, as on the command line of ``train.py``.
+    """Print the report, and try the backend, device or allocator of ``arguments``, named as for ``train.py``.
 
-    Returns 0 if all of it works, 1 if something does not, 2 if the arguments make no sense.
+    Returns 0 if all named ones work, 1 if one does not, 2 for wrong arguments.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         print(__doc__)
@@ -106,7 +106,7 @@ def _report() -> Iterator[str]:
 
 
 def missing_application() -> str | None:
-    """Return None if the application can be used, else one sentence: what is missing, and how to get it."""
+    """Return None if the application can be used, else a sentence: what is missing, and how to get it."""
     install = 'pip install -c constraints.txt -e ".[train]"'
     if importlib.util.find_spec("pointproj.training") is None:
         return f"this is the library alone; clone the repository and run there: {install}"
@@ -117,7 +117,7 @@ def missing_application() -> str | None:
 
 
 def require_application() -> None:
-    """End the program with code 2 and one sentence where the application cannot be used."""
+    """End the program with exit code 2 and a sentence if the application cannot be used."""
     reason = missing_application()
     if reason is not None:
         print(f"{Path(sys.argv[0]).name} belongs to the application: {reason}", file=sys.stderr)
@@ -135,7 +135,7 @@ def _version_line(library: str, packages: Sequence[str]) -> str:
 
 
 def _native_library() -> Iterator[str]:
-    """Which file it is, what it holds, and whether it works; nothing is compiled for this."""
+    """Yield the library's file, its architectures, and whether it works; nothing is compiled."""
     from pointproj.ops.backends.native.build import BUILD_AHEAD, IN_THE_WHEEL, architectures_here, find_build
     from pointproj.ops.backends.native.compiler import LIBRARY, held
 
@@ -156,7 +156,7 @@ def _native_library() -> Iterator[str]:
 
 
 def _usable(name: str, device_type: str) -> str:
-    """Say which operators of a backend run on a kind of device, or why none does."""
+    """Return words that name the operators of a backend on a kind of device, or say why there are none."""
     from pointproj.ops.backends import BackendUnavailable
     from pointproj.ops.registry import load, resolve
 
@@ -174,7 +174,7 @@ def _usable(name: str, device_type: str) -> str:
 
 
 def _try_backend(backend: str, device: str) -> Verdict:
-    """Compare the neighbours that a backend finds on a device with those of the reference implementation."""
+    """Compare a backend's neighbours on a device with those of the reference implementation."""
     import torch
 
     from pointproj.ops.backends import BackendUnavailable
@@ -193,7 +193,7 @@ def _try_backend(backend: str, device: str) -> Verdict:
         rows = knn(query.to(chosen), points.to(chosen), 7, backend=backend)[1].cpu()
     except (BackendUnavailable, ValueError) as error:
         return Verdict(subject, str(error))
-    except Exception as error:  # whatever a broken installation raises is the answer
+    except Exception as error:  # a broken installation may raise anything
         return Verdict(subject, f"{type(error).__name__}: {error}")
     exact = torch.equal(rows, reference.knn_search(query, points, 7))
     return Verdict(f"{subject}, on {chosen}", None if exact else "its neighbours differ from the reference's")

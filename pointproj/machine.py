@@ -1,4 +1,4 @@
-"""What code runs on: versions of packages, devices, driver, and the commit of the code."""
+"""Facts about the machine and the installation: versions of packages, devices, driver, commit of the code."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ RECORDED_PACKAGES = (
 
 
 def installed_version(package: str) -> str | None:
-    """Return the version of a distribution, with the build of torch, ``2.13.0+cu130``; None without it."""
+    """Return the version of a package, for torch with its build (``2.13.0+cu130``); None if not installed."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def package_version(package: str) -> str:
 
 
 def missing_gpu() -> str | None:
-    """Return None if torch finds a GPU, else in a few words why not."""
+    """Return None if torch finds a GPU, else a few words that say why not."""
     import torch
 
     if torch.cuda.is_available():
@@ -71,7 +71,7 @@ def driver_version() -> str:
 
 
 def environment(device: str | None = None) -> dict[str, Any]:
-    """Describe what a run uses, for JSON: command line, time, system, versions, commit, torch's device."""
+    """Return facts about a run for JSON: command line, time, system, versions, commit, torch's device."""
     described = {
         "command": shlex.join(sys.argv),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -91,7 +91,7 @@ def environment(device: str | None = None) -> dict[str, Any]:
 
 
 def machine_columns(device: "torch.device") -> dict[str, str]:
-    """Return the columns of a benchmark row that say where and with what it was measured."""
+    """Return the columns of a benchmark row for machine, versions, commit and date."""
     import torch
 
     return {
@@ -126,9 +126,9 @@ def _commit() -> str:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Return the commit of the code and whether files differ from it; None outside a git checkout.
+    """Return the commit of the code and whether files differ from it; None outside of a git checkout.
 
-    Results of the benchmark do not count: the second of two runs would else be of another commit.
+    Results of the benchmark are ignored. Otherwise the results of one run would mark the next run as changed.
     """
     commands = "rev-parse HEAD", "status --porcelain --untracked-files=no -- . :!benchmarks"
     options = {"cwd": PROJECT, "capture_output": True, "text": True, "check": True, "timeout": 10}

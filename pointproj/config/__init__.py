@@ -1,8 +1,8 @@
 """The typed schema of the whole configuration, and the checks that need no data.
 
-Hydra composes ``conf/``; :func:`to_config` turns the result into the dataclasses of
-:mod:`pointproj.config.schema` once, at the start. Everything after that is plain Python. No torch here:
-``--help`` and ``--cfg job`` answer at once.
+Hydra composes ``conf/``. At the start, :func:`to_config` converts the result once into the dataclasses of
+:mod:`pointproj.config.schema`; all other code uses these. torch is not imported here, so that ``--help`` and
+``--cfg job`` answer at once.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-# ruff: noqa: F401 - the rest of the program takes the schema's names from here
+# ruff: noqa: F401 - other modules import the schema's names from here
 from pointproj.config.checks import problems_of
 from pointproj.config.networks import NETWORKS, KnnConfig, VisibilityConfig
 from pointproj.config.schema import (
@@ -30,14 +30,14 @@ from pointproj.config.values import nearest, type_problem
 
 
 class ConfigError(ValueError):
-    """A config that cannot run; the message holds every problem with what to write instead."""
+    """A config that cannot run; the message lists every problem, with what to write instead."""
 
 
 def register_schema() -> None:
-    """Make the dataclasses known to Hydra.
+    """Register the dataclasses with Hydra.
 
-    :class:`Config` is ``schema``, the first of the defaults in ``conf/train.yaml``. Each network is
-    ``NAME_schema``, the first of the defaults in ``conf/projector/NAME.yaml``.
+    :class:`Config` is registered as ``schema``, which is the first of the defaults in ``conf/train.yaml``.
+    Each network is registered as ``NAME_schema``, the first of the defaults in ``conf/projector/NAME.yaml``.
     """
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
@@ -46,17 +46,17 @@ def register_schema() -> None:
 
 
 def to_config(composed: Any) -> Config:
-    """Turn what Hydra composed, a DictConfig of the schema, into a checked :class:`Config`.
+    """Convert Hydra's composed DictConfig into a checked :class:`Config`.
 
-    In these plain dataclasses ``data.queries`` and the values of ``projector`` are filled in (never null).
-    Raises ConfigError with all values that are missing, out of range or do not go together.
+    In the result, ``data.queries`` and the values of ``projector`` are not null. Raises ConfigError, which
+    lists all values that are missing, out of range, or in conflict with others.
     """
     missing = sorted(OmegaConf.missing_keys(composed))
     if missing:
         choices = ", ".join(f"{key.removesuffix('.name')}=..." for key in missing)
         raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
     config = OmegaConf.to_object(composed)
-    if config.data.queries is None:  # random points, unless values or neighbours are those of the grid
+    if config.data.queries is None:  # random points, unless target or neighbours need the grid
         target = TARGETS.get(config.target.name)
         of_mesh = target is not None and target.of_mesh
         config.data.queries = 1024 if of_mesh and config.projector.kept_neighbors is None else 0
@@ -71,8 +71,8 @@ def to_config(composed: Any) -> Config:
 def from_saved(values: Mapping[str, Any]) -> Config:
     """Make a checked :class:`Config` from nested mappings, as ``dataclasses.asdict`` returns them.
 
-    Raises ConfigError, omegaconf's OmegaConfBaseException, AttributeError, KeyError, TypeError or ValueError
-    if they are not those of a config of this version.
+    If they are not from a config of this version, raises ConfigError, omegaconf's OmegaConfBaseException,
+    AttributeError, KeyError, TypeError or ValueError.
     """
     schema = OmegaConf.structured(Config(projector=NETWORKS[values["projector"]["name"]]()))
     return to_config(OmegaConf.merge(schema, values))

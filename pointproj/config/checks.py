@@ -1,4 +1,4 @@
-"""Which configs cannot run: single values out of bounds, and values that do not go together."""
+"""Checks of a config: single values out of bounds, and values that conflict with others."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,11 +8,11 @@ from pointproj.config.schema import AllocatorConfig, Config
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, value_problems
 
-FEWEST_POINTS = 16  # that say anything about a shape
+FEWEST_POINTS = 16  # fewer points do not describe a shape
 
 
 def problems_of(config: Config) -> Iterator[str]:
-    """Yield all that keeps a config from running, each with what to write instead."""
+    """Yield every reason why a config cannot run, with what to write instead."""
     yield from value_problems(config, "")
     yield from _network_problems(config)
     betas = config.optimizer.betas
@@ -33,7 +33,7 @@ def problems_of(config: Config) -> Iterator[str]:
 
 
 def _misplaced(config: Config) -> Iterator[str]:
-    """Yield each value that is for another choice of its group than the one made."""
+    """Yield a problem for each value that belongs to another choice of its group."""
     data, allocator = config.data, config.allocator
     generated = "furniture", "mixed"
     values = [
@@ -95,7 +95,7 @@ def _data_problems(config: Config) -> Iterator[str]:
 
 
 def _query_problems(config: Config) -> Iterator[str]:
-    """Yield what does not go with random queries, or needs them."""
+    """Yield conflicts with random queries, and with the lack of random queries."""
     target, augmentation = config.target, config.augmentation
     if augmentation.moves and not config.data.queries:
         yield (
@@ -112,10 +112,10 @@ def _query_problems(config: Config) -> Iterator[str]:
             f"at most {max(0.0, most):.3g}, so that {FEWEST_POINTS} are left"
         )
     facts = TARGETS.get(target.name)
-    if facts is None:  # an unknown name is a problem of its own
+    if facts is None:  # an unknown name is reported by another check
         return
     if config.data.queries and not facts.of_mesh:
-        yield f"target={target.name} has values on the grid alone: write data.queries=0"
+        yield f"target={target.name} has values only on the grid: write data.queries=0"
     for name in ("stretch", "warp"):
         if getattr(augmentation, name) and facts.is_distance:
             yield f"augmentation.{name} changes distances unevenly, and target={target.name} is one: write 0"

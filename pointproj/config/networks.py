@@ -1,7 +1,7 @@
-"""The values of each network, and which configs it cannot run with.
+"""The values of each network, and the checks of a config with that network.
 
-A new network is a module in :mod:`pointproj.nn`, a class here, and a file in ``conf/projector/`` that begins
-with ``defaults: [/NAME_schema@_here_]``.
+A new network needs a module in :mod:`pointproj.nn`, a class here, and a file in ``conf/projector/`` that
+begins with ``defaults: [/NAME_schema@_here_]``.
 """
 
 from collections.abc import Iterator
@@ -12,37 +12,37 @@ from pointproj.config.schema import AugmentationConfig, Config, ProjectorConfig
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import value
 
-PLANE_POINTS = 33  # of a cloud, at least, where planes are fitted to points
+PLANE_POINTS = 33  # fewest points of a cloud that planes are fitted to
 
 
 @dataclass
 class _AggregatingConfig(ProjectorConfig):
-    """What both neighbourhoods of the Projector share."""
+    """Values for both neighbourhoods of the Projector."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.projector:Projector"
 
     sigma: float = value(0.02, "softmax temperature, in units of the query cube", above=0)
     hidden_channels: int = value(25, "width of both MLPs", least=1, most=65_536)
     context: bool | None = value(
-        None, "show the second MLP where the neighbours are; null: unless `target=random`"
+        None, "whether the second MLP gets the positions of the neighbours; null: unless `target=random`"
     )
 
     @property
     def predicts_distances(self) -> bool:
-        """Distances are added to the soft distance, which is part of the context."""
+        """True with context, since the network's output is added to the context's soft distance."""
         return bool(self.context)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.Projector`."""
+        """Return the arguments of :class:`pointproj.Projector`."""
         own = super().arguments()
         own.pop("keep_neighbors", None)
         return {**own, "kind": self.name, "context": bool(self.context)}
 
     def fill_in(self, config: Config) -> None:
-        """Context where a shape is learned; normals where they tell inside from outside."""
+        """Fill in context, for all targets of meshes, and normals, if they tell inside from outside."""
         if self.context is None:
             self.context = TARGETS[config.target.name].of_mesh
-        if self.normals is None:  # real meshes have faces of either orientation
+        if self.normals is None:  # not for real meshes, whose faces have arbitrary orientation
             tells_inside = TARGETS[config.target.name].inside_sign is not None
             self.normals = tells_inside and config.data.name == "furniture"
 
@@ -59,11 +59,11 @@ class KnnConfig(_AggregatingConfig):
 
     @property
     def kept_neighbors(self) -> int | None:
-        """``k`` with ``keep_neighbors``."""
+        """``k`` with ``keep_neighbors``, else None."""
         return self.k if self.keep_neighbors else None
 
     def problems(self, config: Config) -> Iterator[str]:
-        """Yield too many neighbours, and what changes neighbours that are to be kept."""
+        """Yield too many neighbours, and for ``keep_neighbors`` all values that change the neighbours."""
         yield from super().problems(config)
         if not self.keep_neighbors:
             return
@@ -90,7 +90,7 @@ class RadiusConfig(_AggregatingConfig):
 
 @dataclass
 class VisibilityConfig(ProjectorConfig):
-    """What is seen of the outside from the sides of the samples and from each query point."""
+    """Attention with what the sides of samples and the query points see of the outside."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.visibility.network:VisibilityNetwork"
     FEW_KERNELS: ClassVar[bool] = False
@@ -101,21 +101,21 @@ class VisibilityConfig(ProjectorConfig):
     rounds: int = value(1, "how often the sides of reference points attend to each other", least=0, most=100)
     sensors: bool | None = value(
         None,
-        "show it from which direction each point was seen, where that is known; null: if `data` has such "
-        "clouds (`sampling: sensors`)",
+        "whether it gets the direction to each point's sensor, where known; null: if `data` has such clouds "
+        "(`sampling: sensors`)",
     )
 
     @property
     def fewest_points(self) -> int:
-        """One for each neighbour, or for a plane."""
+        """Reference points that a cloud needs: for its neighbours, and to fit a plane."""
         return max(self.neighbors, PLANE_POINTS)
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of :class:`pointproj.nn.visibility.network.VisibilityNetwork`."""
+        """Return the arguments of :class:`pointproj.nn.visibility.network.VisibilityNetwork`."""
         return {**super().arguments(), "sensors": bool(self.sensors)}
 
     def fill_in(self, config: Config) -> None:
-        """Sensors where clouds have them; no normals, which it does not need."""
+        """Fill in sensors, if clouds have them, and no normals, which it does not need."""
         super().fill_in(config)
         if self.sensors is None:
             self.sensors = any(cloud.sampling == "sensors" for cloud in config.data.clouds)
@@ -135,15 +135,15 @@ class AttentionConfig(ProjectorConfig):
     """MLPs on both sets of points, attention of each query point to the k nearest reference points, MLP."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.attention_projector:AttentionProjector"
-    OPERATOR: ClassVar[str] = "attend"  # which fewer backends have than kNN
+    OPERATOR: ClassVar[str] = "attend"  # fewer backends have this than kNN
 
     name: str = value("attention", "the network")
     k: int = value(16, "neighbours of each query point", least=1)
-    heads: int = value(4, "of the attention", least=1)
+    heads: int = value(4, "heads of the attention", least=1)
     hidden_channels: int = value(32, "width of all layers, a multiple of heads", least=1, most=65_536)
 
     def problems(self, config: Config) -> Iterator[str]:
-        """Yield a width that the heads cannot share, and too many neighbours."""
+        """Yield a width that is not a multiple of the heads, and too many neighbours."""
         if (width := self.hidden_channels) % self.heads:
             yield f"projector.hidden_channels={width}: expected a multiple of projector.heads={self.heads}"
         yield from super().problems(config)

@@ -1,7 +1,7 @@
 """Every value of a run's config, with its default, its meaning and its bounds.
 
-Bounds are wide enough for every sensible use. They are checked because a config may come with a checkpoint
-from anybody. What belongs to one network only is in :mod:`pointproj.config.networks`.
+Bounds allow every sensible use. They are checked, since a config may come with a checkpoint of unknown
+origin. Values of single networks are in :mod:`pointproj.config.networks`.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SAMPLINGS = ("area", "even", "scan", "sensors")
 
 @dataclass
 class BackendConfig:
-    """Which implementation of the operators runs."""
+    """The implementation of the operators."""
 
     name: str = value(MISSING, "a backend, or `auto` for the fastest that can run here")
     algorithm: str | None = value(None, "how `backend=cuml` searches", choices=("auto", "brute", "rbc"))
@@ -26,16 +26,16 @@ class BackendConfig:
 
 @dataclass
 class ProjectorConfig:
-    """The network: each choice has values of its own, which are the fields of a subclass."""
+    """The network: each choice has its own values, which are the fields of a subclass."""
 
     NETWORK: ClassVar[str]  # the class that arguments() are for, as ``package.module:Class``
     OPERATOR: ClassVar[str] = "knn"  # the operator that a backend must have: knn, radius or attend
     FEW_KERNELS: ClassVar[bool] = True  # whether one process compiles the network's kernels fastest
 
-    sensors = False  # whether it is shown where points were seen from; a value of networks that can be
+    sensors = False  # whether the network gets directions to sensors; a field of networks that can use them
 
     name: str = value(MISSING, "the network")
-    normals: bool | None = value(None, "show it the points' normals too; null: the network's own choice")
+    normals: bool | None = value(None, "whether it gets the points' normals; null: the network's own choice")
 
     def arguments(self) -> dict[str, Any]:
         """Return arguments of the network's constructor, all but `in_channels`, `predicts` and `backend`."""
@@ -43,12 +43,12 @@ class ProjectorConfig:
 
     @property
     def fewest_points(self) -> int:
-        """Reference points that a cloud needs: one for each neighbour."""
+        """Reference points that a cloud needs: as many as neighbours."""
         return getattr(self, "k", 1)
 
     @property
     def kept_neighbors(self) -> int | None:
-        """Neighbours of each query point, where those of the training shapes are searched once; else None."""
+        """Neighbours of each query point, if each training shape is searched only once; else None."""
         return None
 
     @property
@@ -57,11 +57,11 @@ class ProjectorConfig:
         return True
 
     def fill_in(self, config: "Config") -> None:
-        """Replace each null among these values by what it stands for in this config."""
+        """Replace each null among these values by its meaning in this config."""
         self.normals = bool(self.normals)
 
     def problems(self, config: "Config") -> Iterator[str]:
-        """Yield why this network cannot run with the rest of the config: here, too many neighbours."""
+        """Yield reasons why this network cannot run with this config; here, too many neighbours."""
         key, points = "k" if hasattr(self, "k") else "neighbors", config.data.fewest_points
         neighbors = getattr(self, key, 0)
         if neighbors > points:
@@ -74,7 +74,7 @@ class ProjectorConfig:
 
 @dataclass
 class MixtureConfig:
-    """One kind of clouds in ``data.mixture``; null stands for the value of that name in ``data``."""
+    """One kind of clouds in ``data.mixture``; null means the value with this name in ``data``."""
 
     sampling: str | None = value(None, "as `data.sampling`", choices=SAMPLINGS)
     points: int | None = value(None, "as `data.points`", least=1, most=1_000_000_000)
@@ -83,7 +83,7 @@ class MixtureConfig:
 
 @dataclass
 class DataConfig:
-    """Where shapes come from and how they are sampled."""
+    """The source of the shapes, and how they are sampled."""
 
     name: str = value(
         MISSING, "which shapes", choices=("furniture", "modelnet10", "meshes", "mixed", "gaussian")
@@ -99,24 +99,24 @@ class DataConfig:
     limit: int | None = value(None, "at most this many meshes of each class and split", least=1)
     validation: float = value(
         0.1,
-        "share of the training meshes held out, by which `best.pt` is chosen; 0: test meshes choose it",
+        "share of the training meshes that is held out to choose `best.pt`; 0: test meshes choose it",
         least=0,
         below=1,
     )
     test: float = value(0.1, "`data=meshes` only: share of the meshes that are test meshes", least=0, below=1)
-    split_seed: int = value(0, "another one chooses other meshes for these shares", least=0)
+    split_seed: int = value(0, "seed of the choice of meshes for these shares", least=0)
     train_meshes: int = value(
         6, "generated training meshes of each class, for `furniture` and `mixed`", least=1
     )
     test_meshes: int = value(2, "generated test meshes of each class, for `furniture`", least=1)
-    varied: bool = value(False, "furniture in many more designs and sizes of parts")
+    varied: bool = value(False, "furniture with many more designs and sizes of parts")
     defects: bool = value(False, "furniture whose surfaces have the defects of real files")
     points: int = value(1024, "reference points of each shape", least=1, most=1_000_000_000)
     sampling: str = value(
         "area",
-        "how points are drawn from a surface: uniformly by `area`; `even`: the farthest from each other of "
-        "five times as many; `scan`: what ten cameras see; `sensors`: such a scan that tells for each point "
-        "from which direction it was seen",
+        "how points are drawn from a surface: `area`: uniformly by area; `even`: by farthest-point sampling "
+        "from five times as many; `scan`: points that ten cameras see; `sensors`: such a scan with the "
+        "direction from each point to its camera",
         choices=SAMPLINGS,
     )
     noise: float = value(
@@ -127,33 +127,33 @@ class DataConfig:
     )
     mixture: list[MixtureConfig] | None = value(  # noqa: RUF009 - a field
         None,
-        "kinds of clouds that batches of training shapes take turns with, such as "
-        "`[{sampling:even},{sampling:scan,points:3000,noise:0.005}]`; null: all are as the tests'",
+        "kinds of clouds that batches of training shapes alternate between, such as "
+        "`[{sampling:even},{sampling:scan,points:3000,noise:0.005}]`; null: clouds like those of the tests",
     )
-    resample: bool = value(True, "fresh points in every epoch; false: always the same points")
+    resample: bool = value(True, "other points in every epoch; false: always the same points")
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
     queries: int | None = value(
         None,
-        "random query points of each training shape; 0: the grid; null: 1024, for `target=random` 0",
+        "random query points of each training shape; 0: the grid instead; null: 1024, for `target=random` 0",
         least=0,
     )
-    pool: int = value(16384, "cached random points of each shape that queries are drawn from", least=1)
+    pool: int = value(16384, "cached random points of each shape, from which queries are drawn", least=1)
     repeats: int = value(1, "`data=mixed` only: how often each real mesh occurs in an epoch", least=1)
     variants: int = value(
-        0, "`mixed`, `furniture`: variants of each training mesh with cutouts in its surface", least=0
+        0, "`mixed`, `furniture`: variants of each training mesh, with cutouts in the surface", least=0
     )
-    cache: str = value("data/cache", "folder of prepared samples, by content and settings")
+    cache: str = value("data/cache", "folder of prepared samples, named by content and settings")
     sampler: str = value(
         "auto",
-        "who draws the points of training shapes: the `device`, on which they stay, or the `loader` on the "
-        "host; `auto`: the device on CUDA, where the shapes fit",
+        "where points of training shapes are drawn: on the `device`, where the shapes stay, or by the "
+        "`loader` on the host; `auto`: on the device with CUDA, if the shapes fit",
         choices=("auto", "device", "loader"),
     )
     workers: int = value(0, "processes of the loader that sample batches ahead", least=0, most=1024)
 
     @property
     def clouds(self) -> tuple["MixtureConfig", ...]:
-        """All kinds of clouds, with their values filled in: that of the tests, then those of ``mixture``."""
+        """All kinds of clouds, without nulls: first that of the tests, then those of ``mixture``."""
         own = {"sampling": self.sampling, "points": self.points, "noise": self.noise}
         given = [{}, *(vars(kind) for kind in self.mixture or [])]
         written = [{key: chosen for key, chosen in kind.items() if chosen is not None} for kind in given]
@@ -172,7 +172,7 @@ class DataConfig:
 
 @dataclass
 class TargetConfig:
-    """What is learned on the query points."""
+    """The field that is learned."""
 
     name: str = value(MISSING, "the field to predict", choices=tuple(TARGETS))
     loss: str | None = value(
@@ -185,31 +185,32 @@ class TargetConfig:
 
 @dataclass
 class AugmentationConfig:
-    """How training shapes are changed at random on the device, clouds and queries alike."""
+    """Random changes of training shapes, made on the device, for clouds and queries together."""
 
     rotate: str = value(
         "none",
-        "about the vertical axis: by quarter turns (`right`), or half of the shapes by any angle (`any`)",
+        "about the vertical axis: by multiples of 90 degrees (`right`), or so for half of the shapes and by "
+        "any angle for the others (`any`)",
         choices=("none", "right", "any"),
     )
-    mirror: bool = value(False, "left and right, front and back, each for half of the shapes")
+    mirror: bool = value(False, "swap left and right, and front and back, each for half of the shapes")
     stretch: float = value(
         0.0, "largest change of an axis' length, as a fraction; not for distances", least=0, below=1
     )
     warp: float = value(
-        0.0, "largest change of scale within an axis: some parts grow; not for distances", least=0, below=1
+        0.0, "largest change of scale along an axis: some parts grow; not for distances", least=0, below=1
     )
-    shrink: float = value(0.0, "largest loss of size, as a fraction", least=0, below=1)
+    shrink: float = value(0.0, "largest reduction of size, as a fraction", least=0, below=1)
     noise: float = value(
         0.0, "largest standard deviation of noise on the points, in units of the query cube", least=0, below=1
     )
     drop: float = value(
-        0.0, "largest fraction of the points that is missing, in one region", least=0, below=1
+        0.0, "largest fraction of the points that are missing, in one region", least=0, below=1
     )
 
     @property
     def moves(self) -> bool:
-        """Whether shapes move, so that their query points must too."""
+        """Whether shapes move, so that their query points must move too."""
         return self.rotate != "none" or any((self.mirror, self.stretch, self.warp, self.shrink))
 
 
@@ -221,7 +222,7 @@ class OptimizerConfig:
     lr: float = value(1e-3, "learning rate after the warm-up", above=0)
     weight_decay: float = value(0.0, "weight decay", least=0)
     betas: tuple[float, float] = value((0.9, 0.999), "decay of the two moments, each from 0 to below 1")
-    warmup: float = value(0.0, "fraction of all steps with a linearly rising rate", least=0, below=1)
+    warmup: float = value(0.0, "fraction of all steps in which the rate rises linearly", least=0, below=1)
     schedule: str = value("constant", "the rate after the warm-up", choices=("constant", "cosine"))
     clip: float | None = value(None, "largest gradient norm; null: no clipping", above=0)
 
@@ -232,16 +233,16 @@ class TrainingConfig:
 
     epochs: int = value(40, "passes over the training shapes", least=1)
     weights: str | None = value(
-        None, "checkpoint or run whose weights the network starts from, where shapes agree; null: random ones"
+        None, "checkpoint or run with initial weights, used where shapes agree; null: random weights"
     )
     batch_size: int = value(4, "shapes of each step, in each process", least=1)
     amp: bool = value(False, "run the network under bfloat16 autocast")
     validate_every: int = value(10, "epochs between validations", least=1)
     log_every: int = value(30, "steps between progress lines", least=1)
-    pictures: int = value(4, "test shapes drawn at the end, beside the losses; 0: no pictures", least=0)
+    pictures: int = value(4, "test shapes drawn at the end, with the losses; 0: no pictures", least=0)
     checkpoint_every: int = value(1, "epochs between writes of `last.pt`", least=1)
     on_nan: str = value(
-        "stop", "at a step whose loss or gradient is not finite: stop, or skip it", choices=("stop", "skip")
+        "stop", "stop at a step whose loss or gradient is not finite, or skip it", choices=("stop", "skip")
     )
     time_steps: int = value(
         0, "how often forward pass and step are timed after training; 0: not timed", least=0
@@ -250,7 +251,7 @@ class TrainingConfig:
 
 @dataclass
 class AllocatorConfig:
-    """Which library allocates GPU memory."""
+    """The library that allocates GPU memory."""
 
     name: str = value(MISSING, "the allocator", choices=("torch", "rmm"))
     expandable_segments: bool = value(False, "`allocator=torch` only: reserved blocks can grow")
@@ -261,13 +262,13 @@ class AllocatorConfig:
         None, "`allocator=rmm` only: GiB taken at the start; null: 1 (pool, async)", above=0
     )
     maximum_gib: float | None = value(
-        None, "`allocator=rmm` only: never more GiB; null: all there is (arena: half of it)", above=0
+        None, "`allocator=rmm` only: most GiB; null: the whole memory (arena: half of it)", above=0
     )
 
 
 @dataclass
 class ProfilerConfig:
-    """PhysicsNeMo's profiler around a bounded number of steps."""
+    """PhysicsNeMo's profiler for a limited number of steps."""
 
     name: str = value(MISSING, "the profiler", choices=("none", "torch", "line_profile"))
     skip: int = value(3, "steps before recording starts", least=0)
@@ -276,7 +277,7 @@ class ProfilerConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where metrics are written besides ``metrics.jsonl``."""
+    """Where metrics are written in addition to ``metrics.jsonl``."""
 
     name: str = value(MISSING, "the logger", choices=("none", "tensorboard", "mlflow"))
 

@@ -1,6 +1,6 @@
-"""What can be learned on the query points: one row for each target, read by all that depends on the target.
+"""The fields that can be learned: one entry for each target, with all facts that other code needs about it.
 
-How a target is computed from a mesh is in :data:`pointproj.geometry.fields.FIELDS`, under the same name.
+:data:`pointproj.geometry.fields.FIELDS` computes a target from a mesh, under the same name.
 """
 
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ Output = Literal["distance", "signed_distance", "logit", "number"]
 
 @dataclass(frozen=True)
 class Target:
-    """What is true of a target."""
+    """Facts about a target."""
 
-    title: str  # what the values are, for headings
-    output: Output  # of the network; the logit is that of being inside, where the target has labels 0 and 1
-    loss: str  # ``target.loss`` where the config names none
+    title: str  # the kind of values, for headings
+    output: Output  # of the network; "logit" is the logit of being inside, for labels 0 and 1
+    loss: str  # the default of ``target.loss``
     metric: str  # the error by which models are compared; lower is better
     unit: str  # of the metric; empty if it has none
     colors: str  # Matplotlib's name of the colour map for its values
-    of_mesh: bool = True  # whether the values follow from a mesh, so that they can be computed at any point
+    of_mesh: bool = True  # whether a mesh gives the values, so that they can be computed at any point
 
     @property
     def is_distance(self) -> bool:
@@ -32,8 +32,8 @@ class Target:
         return {"signed_distance": 1, "logit": -1}.get(self.output)
 
 
-# The colour maps keep their order for colour-blind readers and in grey. That of signed distances changes its
-# hue at the surface, the others do not.
+# Colour-blind readers can see the order of the colours too. The map of signed distances has two hues, which
+# meet at the surface.
 TARGETS = {
     "udf": Target(
         title="distance to the surface",

@@ -1,4 +1,4 @@
-"""One value of the schema: its default, what it means and what it may be, written in one place."""
+"""The declaration of one value of the schema: default, meaning and allowed values in one place."""
 
 import dataclasses
 import difflib
@@ -11,13 +11,13 @@ from typing import Any
 
 from omegaconf import OmegaConf, ValidationError
 
-BOUNDS = {  # in words, and what a value has to be in relation to each
+BOUNDS = {  # words for each bound, and the comparison of a value with it
     "least": ("of at least", operator.ge),
     "above": ("above", operator.gt),
     "most": ("of at most", operator.le),
     "below": ("below", operator.lt),
 }
-LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, at full precision
+LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, for normal numbers
 
 
 def value(
@@ -32,18 +32,18 @@ def value(
 ) -> Any:
     """Declare a field of a config section.
 
-    ``default`` is ``MISSING`` where a choice must be made. ``meaning`` is for the reference of all values
-    (``docs/config_reference.py``). ``choices`` are what a word may be; empty if it is not one of few. The
-    bounds ``least`` and ``most`` may be reached, ``above`` and ``below`` not.
+    ``default`` is ``MISSING`` if the user must choose. ``meaning`` is shown in the reference of all values
+    (``docs/config_reference.py``). ``choices`` lists the allowed words; it is empty if any word is allowed.
+    ``least`` and ``most`` are allowed values themselves, ``above`` and ``below`` are not.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below}
     return dataclasses.field(default=default, metadata={"meaning": meaning, "choices": choices, **bounds})
 
 
 def value_problems(section: Any, prefix: str) -> Iterator[str]:
-    """Yield what is wrong with single values of a section and of the sections in it.
+    """Yield the problems of single values of a section and of the sections in it.
 
-    ``prefix`` stands before each key: ``"data."``, or nothing for the whole config.
+    ``prefix`` is written before each key: ``"data."``, or an empty string for the whole config.
     """
     for entry in dataclasses.fields(section):
         key, given = prefix + entry.name, getattr(section, entry.name)
@@ -57,9 +57,9 @@ def value_problems(section: Any, prefix: str) -> Iterator[str]:
 
 
 def type_problem(config: Any, key: str, given: Any) -> str | None:
-    """Say what was expected in place of a value of the wrong type; None if its type is right.
+    """Return words for the expected type of a value; None if the type of ``given`` is right.
 
-    ``key`` is a value or section of the schema ``config``, and ``given`` what Hydra parsed.
+    ``key`` names a value or section of the schema ``config``, and ``given`` is the value that Hydra parsed.
     """
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)
@@ -72,7 +72,7 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
 
 
 def type_words(entry: dataclasses.Field, thousands: str = ",") -> str:
-    """What a value may be, in words; ``thousands`` are separated by a comma or nothing."""
+    """Return words for the allowed values; ``thousands`` is the separator, a comma or an empty string."""
     kinds = typing.get_args(entry.type) if isinstance(entry.type, types.UnionType) else (entry.type,)
     kind, allowed = kinds[0], entry.metadata
     null = ", or null" if type(None) in kinds else ""
@@ -93,13 +93,13 @@ def type_words(entry: dataclasses.Field, thousands: str = ",") -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return ``"; did you mean ...?"`` for the candidates that look like ``word``, else nothing."""
+    """Return ``"; did you mean ...?"`` with the candidates that are like ``word``; empty if there are none."""
     close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _expected(given: Any, entry: dataclasses.Field) -> str | None:
-    """Say what was expected in place of a value, or None if it is fine."""
+    """Return words for the expected value, or None if the value is allowed."""
     allowed, expected = entry.metadata, type_words(entry, thousands="")
     if choices := allowed.get("choices"):
         return None if given in choices else expected + nearest(given, choices)

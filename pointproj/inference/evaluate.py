@@ -1,8 +1,8 @@
 """Measure how well a trained model reconstructs unseen meshes.
 
 Every test mesh is sampled in several ways, reconstructed by the model and by baselines that need no training,
-and compared with the truth (:mod:`pointproj.geometry.metrics`). Left behind are a table, CSV files,
-reconstructions and a page of pictures, worst first.
+and compared with the truth (:mod:`pointproj.geometry.metrics`). The results are a table, CSV files,
+reconstructions, and a page of pictures, the worst ones first.
 """
 
 import argparse
@@ -45,20 +45,20 @@ log = logging.getLogger(__name__)
 
 NETWORK = "network"
 MOST_WORKERS = 8
-FEWEST_MESHES = 4  # of some ten seconds each, worth starting processes
-WORKER_BYTES = 8 * 2**30  # of a GPU: surfaces from 160^3 of clouds of 16,384 points
+FEWEST_MESHES = 4  # helper processes are started from this number on; a mesh takes some ten seconds
+WORKER_BYTES = 8 * 2**30  # GPU memory of a process, for surfaces from 160^3 of clouds of 16,384 points
 Method = Callable[[SampledCloud], Reconstruction]
 
 SCAN_POINTS, SCAN_NOISE = 3000, 0.005
-"""Of the scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
+"""Points and noise of scans in the literature on ModelNet10: see :mod:`pointproj.geometry.scanning`."""
 
 DSR = "dsr"
 """The protocol of Sulzer et al., Deep surface reconstruction from point clouds with visibility information,
-2022: scans of meshes that were made watertight, and these meshes as the truth."""
+2022: meshes are made watertight, scanned, and taken as the truth."""
 
 
 def samplings(points: int) -> dict[str, Sampling]:
-    """Return every way of sampling a mesh by its name: ``points`` samples, or scans as in the literature."""
+    """Return all ways of sampling a mesh by name: ``points`` samples, or scans as in the literature."""
     return {
         "even": Sampling("even", points),
         "area": Sampling("area", points),
@@ -68,7 +68,7 @@ def samplings(points: int) -> dict[str, Sampling]:
 
 
 def _chosen_baselines(names: Sequence[str] | None) -> list[str]:
-    """Return those asked for, or by default all that can run here."""
+    """Return the baselines of the arguments, or by default all that can run here."""
     if names is not None:
         return [*names]
     usable = baselines()
@@ -91,7 +91,7 @@ def _baseline_methods(names: Sequence[str], device: str) -> dict[str, Method]:
 def _chosen_samplings(
     names: Sequence[str] | None, points: int | None, trained: TrainedModel
 ) -> dict[str, Sampling]:
-    """Return those asked for, or by default all that the model can read."""
+    """Return the samplings of the arguments, or by default all that the model can read."""
     every = samplings(points or trained.config.data.points)
     if not trained.config.projector.sensors:
         if "sensors" in (names or []):
@@ -102,24 +102,24 @@ def _chosen_samplings(
 
 @dataclass(frozen=True)
 class _Job:
-    """What to do with each mesh, in this process or in a helper, which loads the model once for all."""
+    """The work for each mesh, in this process or in a helper; each process loads the model once."""
 
     checkpoint: Path
     device: str
     side: int  # points a side of the grid that surfaces are extracted from
     baselines: Sequence[str]
     chosen: Mapping[str, Sampling]
-    watertight: bool  # make meshes watertight first, and take what they enclose for the truth
+    watertight: bool  # whether meshes are made watertight first, and their interior is the truth
     out: Path
 
     def __call__(self, file: MeshFile) -> list[Measured]:
-        """Reconstruct a mesh in every way, measure that, and leave reconstructions and pictures.
+        """Reconstruct a mesh from each sampling by each method; return the metrics, and write files.
 
-        They are ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png`` and ``views/NAME/*.glb`` of
-        the first kind of samples, in the query cube. A mesh that cannot be used, or has no inside, is left
-        out with a warning.
+        The files are ``meshes/NAME-SAMPLES-METHOD.{ply,off}``, ``pictures/NAME.png``, and
+        ``views/NAME/*.glb`` for the first sampling, all in the query cube. A mesh that cannot be used, or has
+        no inside, is left out with a warning.
         """
-        if multiprocessing.parent_process() is not None:  # the other cores have other meshes
+        if multiprocessing.parent_process() is not None:  # other processes use the other cores
             torch.set_num_threads(1)
         trained = _loaded(self.checkpoint, self.device)
         device, grid = str(trained.device), trained.config.data.grid
@@ -140,7 +140,7 @@ class _Job:
         known_panels = [surface_panel(*each) for each in known.items()]
         views, rows, measured = {}, [], []
         for samples, sampling in self.chosen.items():
-            generator = np.random.default_rng([TEST_SEED, 0, identity])  # as training tests
+            generator = np.random.default_rng([TEST_SEED, 0, identity])  # as for the test meshes in training
             cloud = sample_cloud(sampler, sampling, generator)
             shown = {}
             for name, method in methods.items():
@@ -168,7 +168,7 @@ def _loaded(checkpoint: Path, device: str) -> TrainedModel:
 
 
 def _default_workers(device: torch.device) -> int:
-    """As many processes as there are cores and memory for; more would hinder each other on one GPU."""
+    """Return the number of processes that cores and GPU memory allow; more would slow each other down."""
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     if device.type == "cuda":
         workers = min(workers, torch.cuda.mem_get_info(device)[0] // WORKER_BYTES)
@@ -230,11 +230,11 @@ def main(arguments: Sequence[str]) -> None:
     given = _parsed(arguments)
     out, watertight = given.out, given.protocol == DSR
     require_writable(out)
-    _loaded.cache_clear()  # the file may be another one than it was
+    _loaded.cache_clear()  # the file may have changed
     trained = _loaded(given.checkpoint, given.device)
     device, side = str(trained.device), given.side or trained.default_side
     names = _chosen_baselines(given.baselines)
-    _baseline_methods(names, device)  # refuses one that is missing before any work is done
+    _baseline_methods(names, device)  # raises an error for a missing baseline before any work
     if watertight:
         require_alpha_wrap()
     files = _test_files(trained, given.meshes, given.limit)
@@ -254,7 +254,7 @@ def main(arguments: Sequence[str]) -> None:
             measured[file] = of_file
             results = [*itertools.chain(*measured.values())]
             if results:
-                write_csv(out / "results.csv", results, facts)  # an interrupted evaluation keeps what it has
+                write_csv(out / "results.csv", results, facts)  # so that an interruption loses nothing
             for result in of_file:
                 if result.method == NETWORK:
                     iou, f_score = result.values["iou"], result.values["f_score"]

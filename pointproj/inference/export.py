@@ -1,9 +1,9 @@
-"""Export a trained network as two files that need torch alone.
+"""Export a trained network as two files that need only torch.
 
-The program (ExportedProgram) is made of plain torch operators, for any device that torch has. The package
+The program (ExportedProgram) has only plain torch operators, and runs on any device of torch. The package
 (AOTInductor) is compiled for this machine's device and needs no Python. Both take query points ``(Q, 3)`` and
-reference points ``(N, 3)``, for a network that is shown normals or sensors those as well ``(N, 3)``, and
-return ``(Q, 1)``. Q and N may be any numbers from 2, and N at least the number of neighbours.
+reference points ``(N, 3)``, then normals and sensors ``(N, 3)`` if the network uses them, and return
+``(Q, 1)``. Q and N must be at least 2, and N at least the number of neighbours.
 """
 
 import argparse
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "projector.program.pt2"
 PACKAGE = "projector.package.pt2"
-SIZES = ((300, 500), (71, 130))  # traced with, and compared at
+SIZES = ((300, 500), (71, 130))  # Q and N for the comparison; the first are those of the trace
 TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
 
@@ -49,7 +49,7 @@ class ExportError(RuntimeError):
 
 
 class PackageCrashError(ExportError):
-    """A package ends the process that loads or runs it."""
+    """A package crashes the process that loads or runs it."""
 
     def __init__(self, said: str) -> None:
         self.said = said
@@ -61,15 +61,15 @@ class PackageCrashError(ExportError):
 
 
 class Exported(NamedTuple):
-    """What was written, and how far each is from the network in eager mode."""
+    """The written files, and their differences from the network in eager mode."""
 
     program: Path
     package: Path
-    differences: dict[str, float]  # by file name: largest, relative to the largest value
+    differences: dict[str, float]  # by file name: largest difference, relative to the largest value
 
 
 class CloudField(nn.Module):
-    """A network as a function of tensors: (Q, 3) and (N, 3), perhaps normals, sensors (N, 3), to (Q, 1)."""
+    """A network as a function of queries (Q, 3), cloud (N, 3), perhaps normals and sensors, to (Q, 1)."""
 
     def __init__(self, network: nn.Module, config: Config) -> None:
         super().__init__()
@@ -84,32 +84,33 @@ class CloudField(nn.Module):
         first: Float[Tensor, "n 3"] | None = None,
         second: Float[Tensor, "n 3"] | None = None,
     ) -> Float[Tensor, "q 1"]:
-        """Evaluate the network of one cloud; normals and sensors are given where it is shown them."""
+        """Evaluate the network for one cloud; ``first`` and ``second`` are normals and sensors, if used."""
         normals, sensors = (first, second) if self.settings.normals else (None, first)
         features = features_of(self.settings, reference_points, normals, sensors)
         return self.network(query_points, reference_points, features=features)
 
 
 def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "auto") -> Exported:
-    """Write the two files, each whole or not at all, and compare them with the network.
+    """Write both files, each completely or not at all, and compare them with the network.
 
     Parameters
     ----------
     checkpoint : Path
-        A checkpoint, or the folder of a run (its best checkpoint is meant then).
+        A checkpoint, or the folder of a run with a best checkpoint.
     out : Path
-        Folder for the files; made if it is not there.
-    device, backend : str
-        What the package is compiled for, and of its operators: ``torch``, on CUDA also ``triton``, or
-        ``auto``.
+        Folder for the files; made if it does not exist.
+    device : str
+        Device that the package is compiled for.
+    backend : str
+        Backend of the package's operators: ``torch``, on CUDA also ``triton``, or ``auto``.
 
     Raises
     ------
     CheckpointError, DeviceError, BackendUnavailable
         If there is no such checkpoint, device or backend.
     ExportError
-        If the backend cannot be exported, torch cannot compile the package, or what was exported computes
-        something else.
+        If the backend cannot be exported, if torch cannot compile the package, or if an exported file
+        computes other values.
     """
     path, content = load_best(checkpoint)
     config = saved_config(path, content)
@@ -120,7 +121,7 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         network = saved_network(path, content, config, backend)
         for module in network.modules():
             if isinstance(module, MLP):
-                module.in_one_kernel = False  # its operator is ours, and is not there where these files run
+                module.in_one_kernel = False  # its operator is not a part of torch
         return CloudField(network, config).to(chosen).eval()
 
     plain = field("torch")
@@ -151,9 +152,9 @@ def _write_package(
 
 
 def _compilers() -> list[str]:
-    """The C++ compiler that torch takes (CXX, if it is set), and the system's, if that is another.
+    """Return the C++ compiler that torch uses (CXX, if it is set), then the system's, if it is another one.
 
-    Code of a compiler that is newer than the C++ library of the process crashes while it is loaded.
+    Code from a compiler that is newer than the C++ library of the process crashes when it is loaded.
     """
     first = get_cpp_compiler()
     found = shutil.which("g++", path=os.defpath)
@@ -172,7 +173,7 @@ def _compile(program: torch.export.ExportedProgram, compiler: str, path: str) ->
         ) from error
 
 
-# Compiled code that goes wrong ends its process, so another than ours tries it, and says how far it came.
+# Wrong compiled code crashes its process, so a separate process tries it, and reports how far it came.
 _RUN_PACKAGE = """
 import sys, torch
 package, inputs, output = sys.argv[1:]
@@ -203,7 +204,7 @@ def _in_its_own_process(package: str) -> Callable[..., Tensor]:
 
 
 def _exportable(backend: str, device: str, operator: str) -> str:
-    """The backend that is asked for, or the fastest that can be exported."""
+    """Return the requested backend if it can be exported; for ``auto``, the fastest that can be."""
     able, known = exportable(device), ("auto", *names())
     if backend not in known:
         raise ExportError(
@@ -225,7 +226,7 @@ def _exportable(backend: str, device: str, operator: str) -> str:
 
 
 def plain_program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
-    """The network as plain torch operators."""
+    """Return the network as a program of plain torch operators."""
     from pointproj.ops.specification import portable
 
     ops = torch.ops.pointproj
@@ -234,7 +235,7 @@ def plain_program(network: CloudField, config: Config, device: torch.device) -> 
         ops.torch_radius_aggregate.default: portable.radius_aggregate,
         ops.aggregate_neighbors.default: portable.aggregate_neighbors,
     }
-    # Numbers that differ from loop to loop (k, radius) would else become arguments that may vary.
+    # Otherwise numbers that differ between calls in a loop (k, radius) would become variable arguments.
     with torch._dynamo.config.patch(specialize_int=True, specialize_float=True):
         program = _trace(network, config, device, forms)
     own = {str(node.target) for node in program.graph.nodes if "pointproj" in str(node.target)}
@@ -246,7 +247,7 @@ def plain_program(network: CloudField, config: Config, device: torch.device) -> 
 def _trace(
     network: CloudField, config: Config, device: torch.device, forms: dict[Any, Callable] | None = None
 ) -> torch.export.ExportedProgram:
-    """The network, with the visibility network's operators, and those of ``forms``, in plain torch."""
+    """Trace the network; operators of the visibility network and those of ``forms`` become plain torch."""
     queries = torch.export.Dim("queries", min=2)
     points = torch.export.Dim("points", min=max(2, config.projector.fewest_points))
     example = _example(network, SIZES[0], device)
@@ -257,7 +258,7 @@ def _trace(
 
 
 def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
-    """Points in the query cube, the same every time."""
+    """Return points in the query cube, the same in each call."""
     generator = torch.Generator().manual_seed(0)
     rows = (sizes[0], *[sizes[1]] * (network.inputs - 1))
     return tuple((torch.rand(n, 3, generator=generator) * 2 - 1).to(device) for n in rows)
@@ -270,7 +271,7 @@ def _write(
     network: CloudField,
     device: torch.device,
 ) -> float:
-    """Save under another name, load that and compare it, then move it; return the largest difference."""
+    """Save a temporary file, load it, compare its values, and move it; return the largest difference."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = os.path.join(folder, path.name)
         save(made)

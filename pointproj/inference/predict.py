@@ -1,4 +1,4 @@
-"""Reconstruct the solids behind mesh and point files."""
+"""Reconstruct solids from mesh and point files."""
 
 import argparse
 import logging
@@ -25,16 +25,16 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
 
-STRAY = 3.0  # times as far from the middle as 99% of the points
+STRAY = 3.0  # a stray is this many times as far from the middle as 99% of the points
 
 
 def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: int | None = None) -> str:
-    """Reconstruct a cloud, write what is asked for, and return in one line what was made of what.
+    """Reconstruct a cloud, write the files, and return a line that describes the result.
 
-    ``files`` are meshes, in the coordinates of the cloud's file, and with the suffix ``.png`` a picture. The
-    surface is extracted from a grid of ``side`` points a side, by default that of the model's device.
-    DataError if the cloud has too few points or not the normals that the model needs, or the model finds
-    nothing inside; nothing is written then.
+    A file with the suffix ``.png`` gets a picture; the other ``files`` get the mesh, in the coordinates of
+    the cloud's file. The surface is extracted from a grid of ``side`` points a side, by default that of the
+    model's device. Raises DataError, and writes nothing, if the cloud has too few points, or lacks normals
+    that the model needs, or if the model finds nothing inside.
     """
     _warn_of_strays(cloud)
     started = time.perf_counter()
@@ -62,13 +62,13 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
 
 
 def _warn_of_strays(cloud: Cloud) -> None:
-    """Warn where a few points far away make the shape small in the query cube, and so the grid too coarse."""
+    """Warn if a few far points make the shape so small in the query cube that the grid is too coarse."""
     distances = np.abs(cloud.points - np.median(cloud.points, axis=0)).max(axis=1)
     most = np.quantile(distances, 0.99)
     if STRAY * 2 * most < LONGEST_SIDE:
         placement = cloud.placement
         farthest = cloud.points[distances.argmax()] * placement.scale + placement.centre
-        farthest[np.abs(farthest) < 1e-5 * placement.scale] = 0  # what float32 leaves of it
+        farthest[np.abs(farthest) < 1e-5 * placement.scale] = 0  # removes rounding errors of float32
         log.warning(
             "%s: 99%% of its points fill %.2g of the box around all, whose farthest is (%s). Remove the "
             "strays (%d), or the shape is too small for the grid",
@@ -80,7 +80,7 @@ def _warn_of_strays(cloud: Cloud) -> None:
 
 
 def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
-    """Return what is made of each file."""
+    """Return the files to write for each input file."""
     out = given.out
     suffix = out.suffix.lower()
     if suffix in SUFFIXES or (suffix[1:].isalpha() and not out.is_dir()):
@@ -126,7 +126,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Reconstruct the files that the arguments name; one that cannot be used does not keep others waiting."""
+    """Reconstruct the files of the arguments; if one of several cannot be used, the others still are."""
     given = _parsed(arguments)
     outputs = _outputs(given)
     trained = load_trained(given.checkpoint, given.device)

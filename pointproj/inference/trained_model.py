@@ -23,11 +23,11 @@ from pointproj.training import checkpoint
 from pointproj.training.networks import build_model, features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
-CPU_POINTS = 2048  # evaluated at once: a core's cache holds what the network makes of them
+CPU_POINTS = 2048  # evaluated at once, so that the network's activations fit into a core's cache
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
 PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
-"""Weights for whoever has trained none; a ``README.md`` beside them tells their data and licence."""
+"""Weights for users without a trained network; ``README.md`` in their folder tells data and licence."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrainedModel:
 
     @property
     def default_side(self) -> int:
-        """Points a side of the grid that surfaces are extracted from, unless another is given."""
+        """Default number of points a side of the grid that surfaces are extracted from."""
         return DEFAULT_SIDE if self.device.type == "cpu" else GPU_SIDE
 
     @torch.inference_mode()
@@ -50,19 +50,27 @@ class TrainedModel:
         normals: Float[np.ndarray, "n 3"] | None = None,
         sensors: Float[np.ndarray, "n 3"] | None = None,
     ) -> Field:
-        """Encode a cloud once, and return its field: below 0 inside.
+        """Encode a cloud once, and return its field, which is below 0 inside.
 
         Parameters
         ----------
-        points, normals, sensors : float32 arrays, shape (n, 3)
-            Points in the query cube, normals where the model was trained with them, and if they are known and
-            it was trained with them, unit vectors towards what saw the points (0: not known). DataError for
-            fewer points than the model needs, and for normals that are missing.
+        points : float32 array, shape (n, 3)
+            Points in the query cube.
+        normals : float32 array, shape (n, 3), optional
+            Needed if the model was trained with normals.
+        sensors : float32 array, shape (n, 3), optional
+            Unit vectors from the points to the sensors that saw them, 0 if unknown; used if the model was
+            trained with sensors.
 
         Returns
         -------
         callable
-            Float32 points (Q, 3) to values (Q,): signed distances, or logits of being outside.
+            Takes float32 points (Q, 3) to values (Q,): signed distances, or logits of being outside.
+
+        Raises
+        ------
+        DataError
+            If there are fewer points than the model needs, or its normals are missing.
         """
         settings = self.config.projector
         if len(points) < settings.fewest_points:
@@ -94,14 +102,14 @@ class TrainedModel:
 
 
 def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> TrainedModel:
-    """Make the model of a checkpoint, or of the best one in the folder of a run.
+    """Make the model of a checkpoint, or of the best checkpoint in the folder of a run.
 
-    ``backend`` is that of the operators.
+    ``backend`` is the backend of the operators.
 
     Raises
     ------
     CheckpointError
-        If there is none, it is damaged, or its model predicts no solid.
+        If there is no checkpoint, if it is damaged, or if its model does not predict a solid.
     DeviceError, BackendUnavailable
         If the device or the backend cannot be used here.
     """
@@ -114,15 +122,15 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
             f"with target={' or target='.join(SOLID_TARGETS)}"
         )
     chosen = choose_device(device)
-    usable_device(device)  # initialises Warp without its line on a missing driver, before an operator does
+    usable_device(device)  # initialises Warp before an operator does, without its line on a missing driver
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
     return TrainedModel(config, model.to(chosen).eval(), chosen)
 
 
 def saved_config(path: Path, content: dict[str, Any]) -> Config:
-    """The config of a checkpoint's content; CheckpointError if another version of this program wrote it."""
-    try:  # what that run began with is of no interest
+    """Return the config in a checkpoint's content; raise CheckpointError if another version wrote it."""
+    try:  # without the weights or checkpoint that the run began with
         training = {**content["config"]["training"], "weights": None}
         given = {**content["config"], "training": training, "resume": None}
         return from_saved(given)
@@ -131,13 +139,13 @@ def saved_config(path: Path, content: dict[str, Any]) -> Config:
 
 
 def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
-    """Make the network of a checkpoint, on the CPU, with its weights, which fit any backend of the operators.
+    """Make the network of a checkpoint on the CPU, with its weights, which fit any backend of the operators.
 
-    ``config`` is what :func:`saved_config` returned. CheckpointError if another version of this program wrote
-    it, or its weights are not finite.
+    ``config`` is the result of :func:`saved_config`. Raises CheckpointError if another version of this
+    program wrote the checkpoint, or if its weights are not finite.
     """
     try:
-        with torch.device("meta"):  # sizes alone: the config may ask for more than the file has weights for
+        with torch.device("meta"):  # no memory: a wrong config may describe a huge network
             build_model(config, backend).load_state_dict(content["model"], assign=True)
         network = build_model(config, backend)
         network.load_state_dict(content["model"])
@@ -160,7 +168,7 @@ def _other_version(path: Path, error: Exception) -> str:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Give a command line what each one needs that uses a trained model."""
+    """Add the arguments that all command lines with a trained model share."""
     help_side = "grid points a side that the surface is extracted from; by default"
     help_side += f" {GPU_SIDE} on a GPU, else {DEFAULT_SIDE}"
     parser.add_argument("--side", type=whole(2, MOST_SIDE), help=help_side)
@@ -168,7 +176,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the type of an argument that is a whole number within these bounds."""
+    """Return the argparse type of a whole number within these bounds."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):

@@ -1,1 +1,1 @@
-"""What a run needs from its machine: folders, processes, signals, devices, memory, profiling."""
+"""The environment of a run: folders, processes, signals, devices, memory, profiling."""

@@ -1,4 +1,4 @@
-"""The compiler of ``torch.compile``: its imports, which take seconds, and the processes that help it."""
+"""The compiler of ``torch.compile``: its imports, which take seconds, and its helper processes."""
 
 import importlib
 import os
@@ -7,16 +7,16 @@ THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def import_compiler() -> None:
-    """Import what ``torch.compile`` imports until its first call has ended: up to ten seconds."""
+    """Import the modules that the first call of ``torch.compile`` needs, which takes up to ten seconds."""
     for module in ("torch._dynamo", "torch._inductor.compile_fx", "torch._functorch.aot_autograd"):
         importlib.import_module(module)
 
 
 def choose_compilers(*, few_kernels: bool) -> None:
-    """Compile few kernels in this process, and many in helper processes; to be called before compiling.
+    """Choose to compile few kernels in this process, many in helper processes; call this before compilation.
 
-    The helpers import torch first, and a run waits for that at its end, even if all of its code was compiled.
-    The environment variable :data:`THREADS` of a user counts for more.
+    Helpers begin by importing torch. A run waits for that at its end, even if it needs no helper. If the user
+    has set the environment variable :data:`THREADS`, it decides instead.
     """
     if THREADS not in os.environ:
         settings = importlib.import_module("torch._inductor.config")

@@ -1,4 +1,4 @@
-"""The device of a run, and copies to and from it."""
+"""The device of a run, and copies to it."""
 
 import contextlib
 import fcntl
@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 
 class DeviceError(RuntimeError):
-    """The device asked for is not there; the message says what to write instead."""
+    """The requested device does not exist; the message says what to write instead."""
 
 
 def choose_device(name: str) -> torch.device:
     """Return the device to run on; several processes on one machine use a GPU each.
 
-    ``name`` is ``auto``, which takes the GPU if there is one, ``cpu`` or ``cuda``. Raises DeviceError if a
-    GPU is asked for and there is none.
+    ``name`` is ``cpu``, ``cuda`` or ``auto``; ``auto`` takes the GPU if there is one. Raises DeviceError for
+    ``cuda`` if there is no GPU.
     """
     obstacle = missing_gpu()
     if name == "cuda" and obstacle:
         raise DeviceError(f"device=cuda: {obstacle}; write device=cpu or device=auto")
     if name == "cpu" or obstacle:
         return torch.device("cpu")
-    distributed.join()  # which makes this process's GPU the current one
+    distributed.join()  # makes this process's GPU the current one
     return torch.device("cuda", torch.cuda.current_device())
 
 
@@ -40,8 +40,8 @@ def choose_device(name: str) -> torch.device:
 def own_gpu() -> Iterator[None]:
     """Lock a free GPU for the block, and make it the current one of this process.
 
-    So jobs of a sweep on one machine use one GPU each; if there are more jobs than GPUs, the others share the
-    first. The system releases the lock of a job that is killed.
+    So each job of a sweep on one machine uses its own GPU. If there are more jobs than GPUs, the additional
+    jobs share the first GPU. If a job is killed, the system releases its lock.
     """
     count = torch.cuda.device_count()
     if count < 2:
@@ -54,7 +54,7 @@ def own_gpu() -> Iterator[None]:
                 path = Path(tempfile.gettempdir()) / f"pointproj-gpu-{identity}.lock"
                 lock = stack.enter_context(path.open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # locked, or another user's
+            except OSError:  # locked by another job, or owned by another user
                 continue
             torch.cuda.set_device(number)
             break

@@ -1,9 +1,9 @@
 """Several processes that train one model: their ranks, and the communication between them.
 
-A launcher starts them (torchrun, srun, mpirun); on GPUs PhysicsNeMo's DistributedManager finds the rank. NCCL
-sums gradients between GPUs, gloo between CPUs. Everything else (names, errors of meshes, requests to stop)
-goes through gloo, which needs no device and may wait for as long as data is prepared. torch.distributed and
-PhysicsNeMo are imported when processes join: a run of one process does not need them.
+A launcher starts them (torchrun, srun, mpirun). On GPUs, PhysicsNeMo's DistributedManager finds the rank.
+NCCL sums gradients between GPUs, gloo between CPUs. All other communication (names, errors of meshes,
+requests to stop) uses gloo, which needs no device and may wait as long as data is prepared. torch.distributed
+and PhysicsNeMo are imported only when processes join, since a run of one process does not need them.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# How many processes torchrun, srun and mpirun say they started for one program.
+# Environment variables of torchrun, srun and mpirun with the number of processes of the program.
 COUNTS = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 COLLECTIVE_TIMEOUT = timedelta(hours=12)  # one process prepares data or draws plots while the others wait
-JOIN_TIMEOUT = timedelta(minutes=10)  # one that has failed before never joins
+JOIN_TIMEOUT = timedelta(minutes=10)  # limited, since a process that has failed never joins
 
 
 class LaunchError(RuntimeError):
@@ -34,16 +34,16 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of one run, seen from one of them; the default is a run of one process."""
+    """The processes of one run, as one of them sees them; by default a run of one process."""
 
     rank: int = 0  # of this process
     count: int = 1  # on all machines
     on_this_machine: int = 1  # which share its cores
-    host: "ProcessGroup | None" = None  # for tensors in host memory and for objects
+    host: "ProcessGroup | None" = None  # group for tensors in host memory and for objects
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes files and the log."""
+        """Whether this is the first process, which writes files and the log."""
         return self.rank == 0
 
     @property
@@ -52,7 +52,7 @@ class Processes:
         return self.count == 1
 
     def all_reduce(self, tensor: "Tensor") -> None:
-        """Replace ``tensor`` by its sum over all processes; on a GPU the host does not wait."""
+        """Replace ``tensor`` by its sum over all processes; the host does not wait for a GPU."""
         if self.is_single:
             return
         import torch.distributed as dist
@@ -71,7 +71,7 @@ class Processes:
 
     @contextlib.contextmanager
     def first_process_first(self) -> Iterator[None]:
-        """Run the block in the first process, then in the others, which find what the first has made."""
+        """Run the block in the first process, then in the others, which can use the files of the first."""
         if not self.is_first:
             self.gather(None)
         yield
@@ -83,14 +83,14 @@ SINGLE_PROCESS = Processes()
 
 
 class StopTogether:
-    """Whether any process was asked to stop: the same answer in all after the same step, and none waits."""
+    """Tells all processes after the same step that one of them has to stop; no process waits for it."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._pending: tuple[Tensor, Any] | None = None
 
     def __call__(self, stop_here: bool) -> bool:
-        """Say whether this process was asked to stop; return whether any had been a step earlier."""
+        """Report whether this process has to stop; return whether any process reported so a step earlier."""
         if self._processes.is_single:
             return stop_here
         import torch
@@ -101,7 +101,7 @@ class StopTogether:
         return answer
 
     def close(self) -> bool:
-        """Wait for the reduction that is still running, and return its answer."""
+        """Wait for the pending reduction, and return its result; False if there is none."""
         if self._pending is None:
             return False
         flag, work = self._pending
@@ -119,7 +119,7 @@ def process_count() -> int:
 def join() -> Processes:
     """Connect to the other processes of this run, if there are any; later calls return the same.
 
-    Raises LaunchError for more processes on this machine than GPUs, or if not all connect in time.
+    Raises LaunchError if this machine has more processes than GPUs, or if not all processes connect in time.
     """
     if process_count() == 1:
         return SINGLE_PROCESS
@@ -137,7 +137,7 @@ def join() -> Processes:
         from physicsnemo.distributed import DistributedManager
 
         DistributedManager.initialize()
-    else:  # there the manager names the CPU as gloo's device, which torch refuses
+    else:  # not by the manager, which gives gloo the CPU as its device; torch refuses that
         try:
             dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
         except dist.DistError as error:
@@ -150,9 +150,9 @@ def join() -> Processes:
 
 
 def agree_on_run(name: str, arguments: Sequence[str]) -> str:
-    """Return the run's name that the first process proposes, so that all of them share one folder.
+    """Return the first process's name of the run, so that all processes use the same folder.
 
-    Raises LaunchError if several processes were started for a sweep, which starts its own.
+    Raises LaunchError if several processes were started for a sweep, since a sweep starts its own processes.
     """
     if process_count() > 1 and {"-m", "--multirun"} & set(arguments):
         raise LaunchError(
@@ -163,7 +163,7 @@ def agree_on_run(name: str, arguments: Sequence[str]) -> str:
 
 
 def leave() -> None:
-    """Disconnect when all processes are done; CUDA graphs that captured NCCL calls must be freed before."""
+    """Disconnect when all processes are done; CUDA graphs with NCCL calls must be freed before."""
     if join().is_single:
         return
     join().gather(None)
@@ -177,8 +177,8 @@ def leave() -> None:
 
 
 def log_errors_only(rank: int) -> None:
-    """Log only errors, with this process's rank, to stderr: a run has one log and one progress bar."""
-    os.environ["TTY_COMPATIBLE"] = "0"  # rich then draws no bars
+    """Log only errors of this process, with its rank, to stderr: a run has one log and one progress bar."""
+    os.environ["TTY_COMPATIBLE"] = "0"  # prevents rich from drawing bars
     handler = logging.StreamHandler()
     handler.setLevel(logging.ERROR)
     text = f"%(asctime)s %(levelname).1s process {rank}: %(message)s"

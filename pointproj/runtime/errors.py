@@ -1,4 +1,4 @@
-"""User-facing errors: those that pointproj raises itself, whose message needs no traceback."""
+"""User-facing errors: errors of pointproj itself, whose messages need no traceback."""
 
 import io
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Return whether the error's class is defined by pointproj, so that its message says what to do."""
+    """Return whether pointproj defines the error's class, so that its message says what to do."""
     return type(error).__module__.partition(".")[0] == "pointproj"
 
 
@@ -26,13 +26,13 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def print_any_text() -> None:
-    """Let standard output and error take letters that their encoding lacks, written as ``\\xe9``."""
+    """Let standard output and error write characters that their encoding lacks, as ``\\xe9``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the kind and first line of an error: those of compilers run to pages."""
+    """Return the type of an error and the first line of its message; compilers' messages have pages."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

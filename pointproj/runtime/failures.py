@@ -1,8 +1,8 @@
-"""When one process of a run fails, all of them end soon, with the error of the one that failed first.
+"""If one process of a run fails, all of them end soon, with the error of the first one that failed.
 
-A process that waits for a reduction on its GPU cannot notice that another is gone, and launchers notice late
-or not at all. So a process that fails writes its error to a file in the run's folder, and all of them look
-for such files while they work.
+A process that waits for a reduction on its GPU cannot notice that another process has ended. Launchers notice
+it late or not at all. So a process that fails writes its error to a file in the run's folder, and all others
+look for such files while they work.
 """
 
 import logging
@@ -19,7 +19,7 @@ from pointproj.runtime.run_folder import RunError, replace_text, resume_argument
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.5  # seconds
-EXIT_TIMEOUT = 5.0  # seconds in which a process may end by itself after another has failed
+EXIT_TIMEOUT = 5.0  # seconds for a process to end by itself after another has failed
 
 
 class PeerFailed(RuntimeError):  # noqa: N818 - says what happened
@@ -32,10 +32,10 @@ class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
 
 @contextmanager
 def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
-    """Raise :class:`WorkerDied` when one of the ``workers`` of the data loader dies in the block.
+    """Raise :class:`WorkerDied` if one of the ``workers`` of the data loader dies in the block.
 
-    torch raises its error wherever this process is, perhaps within a step: the state in memory cannot be
-    trusted then, and is not saved. ``last`` is the run's checkpoint, if there is one.
+    torch raises its error wherever this process is, perhaps within a step. So the state in memory may be
+    inconsistent, and is not saved. ``last`` is the path of the run's checkpoint, which need not exist.
     """
     try:
         yield
@@ -51,7 +51,7 @@ def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
 
 
 def _reported_by_signal() -> str:
-    """Return torch's message about a dead worker; its signal may come after the connection is closed."""
+    """Return torch's message about a dead worker; its signal may come after the connection was closed."""
     try:
         time.sleep(POLL_INTERVAL)
     except RuntimeError as error:
@@ -61,10 +61,10 @@ def _reported_by_signal() -> str:
 
 @contextmanager
 def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
-    """End all processes when any of them fails in this block; ``folder`` is the run's, which all share.
+    """End all processes when one of them fails in this block; ``folder`` is the run's folder.
 
-    Raises PeerFailed in place of an error here that follows from an earlier one elsewhere. A process that
-    cannot raise it, since it waits for the others, is ended with exit code 1.
+    If an error here follows from an earlier error of another process, PeerFailed is raised instead. A process
+    that cannot raise it, since it waits for the others, is ended with exit code 1.
     """
     if processes.is_single:
         yield
@@ -89,7 +89,7 @@ def ending_together(folder: Path, processes: Processes) -> Iterator[None]:
     except Exception as error:
         words = "onnection", "gloo", "NCCL"
         lost = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-        for _ in range(4 if lost else 1):  # a connection that ended: another process is about to say why
+        for _ in range(4 if lost else 1):  # after a lost connection, another process will soon write why
             if first := _error_of(others):
                 raise PeerFailed(first) from error
             time.sleep(POLL_INTERVAL if lost else 0)

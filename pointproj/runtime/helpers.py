@@ -1,4 +1,4 @@
-"""Processes that help with work that is made of many parts, such as meshes to prepare."""
+"""Helper processes for work with many parts, such as meshes to prepare."""
 
 import logging
 import multiprocessing
@@ -15,14 +15,15 @@ log = logging.getLogger(__name__)
 
 Jobs = Mapping[Any, Callable[[], Any]]
 
-FEWEST_JOBS = 12  # of a second or less
+FEWEST_JOBS = 12  # jobs of up to a second each
 
 
 class HelperProcesses:
-    """A context in which jobs run side by side; the processes start with the first jobs that are worth it.
+    """A context in which jobs run side by side; the processes start with the first sufficiently many jobs.
 
-    ``count`` is one for each processor core by default; ``fewest_jobs`` are worth starting processes, each
-    with its imports. ``meanwhile`` is called once in this process, when the others have begun.
+    ``count`` is the number of processes, by default one for each processor core. With less than
+    ``fewest_jobs`` jobs, starting processes would take longer than the jobs. ``meanwhile`` is called once in
+    this process, after the helpers were started.
     """
 
     def __init__(
@@ -45,15 +46,15 @@ class HelperProcesses:
 
     @property
     def fewest_jobs(self) -> int:
-        """How many jobs are worth more than one process."""
+        """Number of jobs from which on helper processes run them."""
         if self.count == 1:
             return 1
         return self._fewest_jobs if self._pool is None else 2
 
     def results(self, title: str, jobs: Jobs, unit: str) -> Iterator[tuple[Any, Any]]:
-        """Run jobs and show the progress; yield their keys and results as they get ready.
+        """Run jobs and show the progress; yield their keys and results in the order of completion.
 
-        ``jobs`` take no arguments and can be pickled. ``unit`` is what a job makes, in the plural.
+        ``jobs`` take no arguments and can be pickled. ``unit`` is the plural of what a job makes.
         """
         with progress(title, len(jobs), unit=unit) as advance:
             for key, result in self._completed(jobs, unit):
@@ -65,7 +66,7 @@ class HelperProcesses:
         if self.count > 1 and len(jobs) >= self.fewest_jobs:
             try:
                 if self._pool is None:
-                    # A forked copy of a process that runs Warp, CUDA or threads can hang: start fresh ones.
+                    # Spawned, since a forked copy of a process that uses Warp, CUDA or threads can hang.
                     context = multiprocessing.get_context("spawn")
                     self._pool = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
                 futures = {self._pool.submit(job): key for key, job in jobs.items()}
@@ -86,7 +87,7 @@ class HelperProcesses:
 
 
 def _end_with_parent() -> None:
-    """In a helper: end as soon as its parent has, even by SIGKILL. The pool's own pipes do not tell."""
+    """End this helper as soon as its parent ends, even by SIGKILL, which the pool itself does not notice."""
 
     def wait() -> None:
         multiprocessing.parent_process().join()

@@ -1,4 +1,4 @@
-"""Loggers that receive metrics and plots besides the run's folder: TensorBoard or MLflow."""
+"""Loggers that record metrics and plots in addition to the run's folder: TensorBoard or MLflow."""
 
 import dataclasses
 import importlib.util
@@ -12,11 +12,11 @@ PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", 
 
 
 class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
-    """The logger asked for is not installed; the message holds the command that installs it."""
+    """The requested logger is not installed; the message has the command that installs it."""
 
 
 class MetricLogger:
-    """Interface of the loggers. This one does nothing: the run's own files are all there is."""
+    """Interface of the loggers. This class itself records nothing beyond the run's own files."""
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Record numbers of one step."""
@@ -25,14 +25,14 @@ class MetricLogger:
         """Record a PNG file."""
 
     def close(self, *, failed: bool = False) -> None:
-        """Write what is still buffered; ``failed`` if the run ended with an error."""
+        """Write all buffered data; ``failed`` tells whether the run ended with an error."""
 
 
 def open_logger(config: Config, folder: Path) -> MetricLogger:
-    """Open the logger that the config names, which records the whole config as the run's parameters.
+    """Open the logger of a config; it records the whole config as the run's parameters.
 
-    Its files go to ``folder``, that of the run, unless the environment variable ``MLFLOW_TRACKING_URI`` names
-    another place for MLflow's. Raises LoggerUnavailable if its package is missing.
+    Its files are written to ``folder``, the run's folder, unless the environment variable
+    ``MLFLOW_TRACKING_URI`` names another place for MLflow. Raises LoggerUnavailable if a package is missing.
     """
     name = config.logger.name
     if name == "none":
@@ -75,7 +75,7 @@ class MLflowLogger(MetricLogger):
         from mlflow import MlflowClient
 
         folder = folder.resolve()
-        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None  # a server has its own place for files
+        uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None  # a server decides where files are
         if not uri:
             uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
         self._client = MlflowClient(tracking_uri=uri)

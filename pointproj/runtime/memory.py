@@ -17,16 +17,16 @@ from pointproj.runtime import rmm_memory
 
 log = logging.getLogger(__name__)
 
-_expandable = False  # whether the last job asked for expandable segments
+_expandable = False  # whether the last job had expandable segments
 
 
 class OutOfMemory(RuntimeError):  # noqa: N818 - says what happened
-    """The device has not enough memory for this run; the message says what to lower."""
+    """The device has too little memory for this run; the message says what to lower."""
 
 
 @contextmanager
 def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[None]:
-    """Raise :class:`OutOfMemory` in place of torch's, NumPy's and RMM's own errors in the block."""
+    """Raise :class:`OutOfMemory` in place of the errors of torch, NumPy and RMM in the block."""
     try:
         yield
     except Exception as error:
@@ -46,10 +46,10 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
 def configure_allocator(allocator: AllocatorConfig) -> None:
     """Set up the allocator of GPU memory; call it before the job's first tensor.
 
-    Of ``allocator=torch``, ``expandable_segments`` lets a block of reserved memory grow instead of being
-    replaced by a larger one, which saves memory where shapes vary. Settings in the environment variable
-    ``PYTORCH_ALLOC_CONF`` stay in force beside it. Raises AllocatorUnavailable if RMM cannot take over, or
-    has taken over before for good.
+    With ``allocator=torch``, ``expandable_segments`` lets a block of reserved memory grow, instead of
+    replacing it by a larger one. That saves memory if shapes vary. Settings in the environment variable
+    ``PYTORCH_ALLOC_CONF`` stay in force too. Raises AllocatorUnavailable if RMM is requested and cannot take
+    over, or if it is not requested and an earlier job has activated it for the whole process.
     """
     global _expandable
     if allocator.name == "rmm":
@@ -61,29 +61,29 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
         if expandable:
             log.warning("allocator.expandable_segments=true has no effect: no CUDA device is in use")
         return
-    # Of a key given twice some versions of torch take the first, others the last.
+    # If a key is given twice, some versions of torch take the first value, others the last.
     given = [s for s in os.environ.get("PYTORCH_ALLOC_CONF", "").split(",") if s]
     others = [s for s in given if not s.startswith("expandable_segments")]
     if expandable:
         torch.cuda.memory._set_allocator_settings(",".join([*others, "expandable_segments:True"]))
-    elif _expandable:  # by an earlier job of this process
+    elif _expandable:  # an earlier job of this process has switched it on
         torch.cuda.memory._set_allocator_settings(",".join(given) or "expandable_segments:False")
     _expandable = expandable
 
 
 def graphs_unsupported() -> str | None:
-    """Why no CUDA graph can be captured with the allocator in use, or None."""
+    """Return why no CUDA graph can be captured with the current allocator, or None."""
     return "torch captures no CUDA graph while RMM owns the memory" if rmm_memory.in_use() else None
 
 
 def empty_cache() -> None:
-    """Give memory that is reserved and not used back to the GPU, where the allocator can."""
+    """Return reserved but unused memory to the GPU, if the allocator can."""
     if torch.cuda.is_initialized() and not rmm_memory.in_use():
         torch.cuda.empty_cache()
 
 
 def reset_peak(device: torch.device | str | None = None) -> None:
-    """Let :func:`peak_bytes` and :func:`statistics` of a device count from now on; of None, all devices."""
+    """Restart the counts of :func:`peak_bytes` and :func:`statistics` for a device; for None, for all."""
     kind = None if device is None else torch.device(device).type
     if torch.cuda.is_initialized() and kind != "cpu":
         if rmm_memory.in_use():
@@ -92,7 +92,7 @@ def reset_peak(device: torch.device | str | None = None) -> None:
             torch.cuda.reset_peak_memory_stats(device)
     if kind != "cuda":
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak, and touch nothing else
+            Path("/proc/self/clear_refs").write_text("5")  # 5: reset only the peak
         except OSError:
             log.debug("this system does not reset the peak of resident memory: it counts since the start")
 
@@ -100,28 +100,29 @@ def reset_peak(device: torch.device | str | None = None) -> None:
 def peak_bytes(device: torch.device | str) -> int:
     """Return the peak of allocated memory since :func:`reset_peak`, in bytes.
 
-    On a GPU that of torch's tensors, with RMM of all libraries that use it; on the CPU that of the process.
+    On a GPU, torch's tensors count; with RMM, the memory of all libraries that use it. On the CPU, the memory
+    of the process counts.
     """
     return statistics(device)["peak_bytes"]
 
 
 def allocated_bytes(device: torch.device | str) -> int:
-    """Return the memory allocated now, in bytes, counted as in :func:`peak_bytes`; 0 on the CPU."""
+    """Return the currently allocated memory in bytes, counted as in :func:`peak_bytes`; 0 on the CPU."""
     return statistics(device).get("allocated_bytes", 0)
 
 
 def free_bytes(device: torch.device | str) -> int:
-    """Return the memory that nobody uses now, in bytes: of a GPU, or of the host."""
+    """Return the free memory of a GPU or of the host, in bytes."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def statistics(device: torch.device | str) -> dict[str, Any]:
-    """Return the allocator of the device's memory and its counts since :func:`reset_peak`, for the report.
+    """Return the name of the device's allocator and its counts since :func:`reset_peak`, for the report.
 
-    That is ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None
-    where it is unknown) and ``allocations``, with RMM also ``resource``.
+    The keys are ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None
+    if unknown) and ``allocations``; with RMM also ``resource``.
     """
     if torch.device(device).type == "cpu":
         return {"allocator": "host", "peak_bytes": _host_peak()}
@@ -138,7 +139,10 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
 
 
 def _host_peak() -> int:
-    """Peak of resident memory, in bytes; ``ru_maxrss`` also counts the process which started this one."""
+    """Return the peak of resident memory, in bytes.
+
+    ``ru_maxrss`` is only a substitute, since it includes the peak of the process which started this one.
+    """
     status = Path("/proc/self/status")
     found = re.search(r"VmHWM:\s*(\d+)", status.read_text()) if status.exists() else None
     if found:

@@ -1,6 +1,6 @@
-"""Hydra overrides of the command line, checked against the schema before anything is composed.
+"""Hydra overrides of the command line, checked against the schema before Hydra composes a config.
 
-Hydra says that a key is unknown and proposes to add it; here the nearest known one is proposed instead.
+For an unknown key, Hydra proposes to add it. The check proposes the most similar known key instead.
 """
 
 import re
@@ -22,11 +22,10 @@ MULTIRUN = {"-m", "--multirun"}
 def check_arguments(
     arguments: list[str], conf: Path | None, schema: Any = None, program: str = "train.py"
 ) -> None:
-    """Refuse overrides that name a key, a group or a choice that does not exist.
+    """Raise ConfigError for overrides that name a key, a group or a choice that does not exist.
 
-    ``conf`` is the folder with the groups; None if the program has none. ``schema`` is what the program's
-    config may hold, :class:`~pointproj.config.Config` by default; messages name the ``program``. ConfigError
-    says what was given, what exists and what is nearest.
+    ``conf`` is the folder with the groups; None if the program has none. ``schema`` is an instance of the
+    program's config, by default :class:`~pointproj.config.Config`. ``program`` is its name in messages.
     """
     overrides = _overrides(arguments)
     folders = {} if conf is None else {each.name: each for each in sorted(conf.iterdir()) if each.is_dir()}
@@ -43,21 +42,21 @@ def check_arguments(
 
 
 def check_output(arguments: list[str]) -> None:
-    """Refuse a folder for runs or sweeps that cannot be written to, with :class:`RunError`."""
+    """Raise :class:`RunError` if the folder for runs or sweeps cannot be written to."""
     if not _runs(arguments):
         return
     kind = "hydra.run.dir" if MULTIRUN.isdisjoint(arguments) else "hydra.sweep.dir"
     folders = ["outputs", *(each.value() for each in _overrides(arguments) if each.key_or_group == kind)]
-    require_writable(Path(str(folders[-1]).partition("${")[0]))  # the rest is made up when the run begins
+    require_writable(Path(str(folders[-1]).partition("${")[0]))  # Hydra fills in the rest when the run begins
 
 
 def _runs(arguments: list[str]) -> bool:
-    """Whether there is no option of Hydra's that prints something instead, or reads another config."""
+    """Return whether the command runs jobs: no option of Hydra prints something or reads another config."""
     return all(word in MULTIRUN or not word.startswith("-") for word in arguments)
 
 
 def _overrides(arguments: list[str]) -> list[Override]:
-    """Parse overrides; none beside options of Hydra's, whose words may look like overrides."""
+    """Parse overrides; return none if there are options of Hydra, whose values may look like overrides."""
     words = [word for word in arguments if word not in MULTIRUN] if _runs(arguments) else []
     try:
         return OverridesParser.create().parse_overrides(words)
@@ -77,7 +76,7 @@ def _networks(overrides: list[Override], conf: Path) -> list[Any]:
 
 
 def _not_read(override: Override, networks: list[Any]) -> Iterator[str]:
-    """Yield the networks that do not read a value of another network."""
+    """Yield a problem for each chosen network that does not read this value of another network."""
     section, _, key = override.key_or_group.partition(".")
     readers = [name for name, network in NETWORKS.items() if key in vars(network())]
     for name in networks if section == "projector" and readers else []:
@@ -118,7 +117,7 @@ def _problems(
 
 
 def _values(override: Override) -> list[Any]:
-    """Return the value of an override, or the plain ones of a list of choices; nothing of other sweeps."""
+    """Return the value of an override, or the plain values of a list of choices; none for other sweeps."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         items = (item.text if isinstance(item, QuotedString) else item for item in value.list)
@@ -127,7 +126,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _same_ending(key: str, known: list[str]) -> str:
-    """Propose the keys whose last word is the one asked for, as optimizer.lr for lr."""
+    """Propose keys whose last word is like the given key, for example optimizer.lr for lr."""
     match = nearest(key.rpartition(".")[2], (name.rpartition(".")[2] for name in known))
     found = [name for name in known if match and name.rpartition(".")[2] in match]
     return f"; did you mean {' or '.join(found)}?" if found else ""

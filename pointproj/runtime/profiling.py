@@ -1,7 +1,7 @@
 """PhysicsNeMo's profiler around a bounded number of training steps.
 
-PhysicsNeMo keeps one profiler a process and takes tools only until it is first entered, while a sweep runs
-many jobs in one process: each recording therefore begins with a fresh one.
+PhysicsNeMo has one profiler for each process, which accepts tools only until it is first entered. But a sweep
+runs many jobs in one process. So each recording begins with a new profiler.
 """
 
 import importlib.util
@@ -15,11 +15,11 @@ from pointproj.config import ProfilerConfig
 
 log = logging.getLogger(__name__)
 
-TOP = 10  # operations or lines shown in the log; the files hold all
+TOP = 10  # operations or lines shown in the log; the files have all
 
 
 class ProfilerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
-    """The profiler asked for is not installed; the message holds the command that installs it."""
+    """The requested profiler is not installed; the message has the command that installs it."""
 
 
 def require_profiler(config: ProfilerConfig) -> None:
@@ -32,9 +32,10 @@ def require_profiler(config: ProfilerConfig) -> None:
 
 
 class StepProfiler:
-    """Record some training steps: ``step()`` after each step, then ``close()``; both do nothing for none.
+    """Records some training steps: call ``step()`` after each step, and ``close()`` at the end.
 
-    Files are written below ``folder/profile``. ``functions`` are what ``profiler=line_profile`` times.
+    Files are written below ``folder/profile``. ``functions`` are those that ``profiler=line_profile`` times.
+    With ``profiler=none`` nothing is recorded.
     """
 
     def __init__(
@@ -44,14 +45,14 @@ class StepProfiler:
         self._functions = functions
         self._folder = folder / "profile"
         self.recording: Any = None  # PhysicsNeMo's profiler, while it is attached to the steps
-        self._tool: Any = None  # torch's or line_profiler's own in it
+        self._tool: Any = None  # the profiler of torch or line_profiler in it
         self._taken = 0
-        # A step more before the recording lets torch's tracer set itself up outside of what it reports.
+        # torch's tracer starts one step earlier, so that its setup is not part of the recording.
         self._warmup = min(1, config.skip) if config.name == "torch" else 0
         self._start_if_due()
 
     def step(self) -> None:
-        """To be called after each step."""
+        """Call this after each step."""
         self._taken += 1
         if self.recording is None:
             self._start_if_due()
@@ -61,7 +62,7 @@ class StepProfiler:
             self._end(self._config.steps)
 
     def close(self) -> None:
-        """To be called after the last step; writes what was recorded if the recording is still on."""
+        """Call this after the last step; it ends and writes a recording that is still running."""
         config, recorded = self._config, self._taken - self._config.skip
         if config.name != "none" and recorded <= 0:
             words = "nothing recorded, training took %d steps; recording begins after profiler.skip=%d"
@@ -86,18 +87,18 @@ class StepProfiler:
             from torch.profiler import schedule
 
             steps = schedule(wait=0, warmup=self._warmup, active=config.steps, repeat=1)
-            # Memory and shapes of every operation make the trace many times larger than its use.
+            # Memory and shapes of every operation would make the trace many times larger.
             tool.reconfigure(schedule=steps, record_shapes=False, profile_memory=False, with_flops=False)
             profiler.__enter__()
         else:
             profiler.initialize()
             for function in self._functions:
-                profiler(function)  # registers the code; the wrapper it returns is not used
+                profiler(function)  # registers the function; the returned wrapper is not used
             tool._profiler.enable_by_count()
         self._tool = tool._profiler
 
     def _end(self, recorded: int) -> None:
-        """Stop; of any recorded steps write the files, and log what took longest."""
+        """Stop the recording; if steps were recorded, write the files, and log what took longest."""
         profiler, self.recording = self.recording, None
         if self._config.name == "torch":
             profiler.__exit__(None, None, None)
@@ -116,7 +117,10 @@ class StepProfiler:
         _forget_profilers()
 
     def _timed(self) -> tuple[str, list[tuple[float, int, str]]]:
-        """What was timed, and rows of milliseconds, calls and name; GPU kernels alone if there were any."""
+        """Return the kind of what was timed, and rows of milliseconds, calls and name.
+
+        If there were GPU kernels, only these are returned.
+        """
         if self._config.name == "line_profile":
             return "line", [*_lines(self._tool.get_stats())]
         from torch.autograd import DeviceType
@@ -137,7 +141,7 @@ def _lines(stats: Any) -> Iterator[tuple[float, int, str]]:
 
 
 def _forget_profilers() -> None:
-    """Detach all tools, so that neither the next job nor the end of the process writes them again."""
+    """Detach all tools, so that their results are not written again by the next job or at the end."""
     from physicsnemo.utils.profiling import Profiler
 
     Profiler._profilers.clear()

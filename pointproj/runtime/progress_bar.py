@@ -1,4 +1,4 @@
-"""Progress of long work: a live bar with the time left on a terminal, plain log lines elsewhere."""
+"""Progress of long work: on a terminal a live bar with the time left, elsewhere plain log lines."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 SECONDS_BETWEEN_LINES = 5.0
-STEPS_BEFORE_ESTIMATE = 4  # calls; rich leaves out the time before the first, when processes start
+STEPS_BEFORE_ESTIMATE = 4  # calls; rich ignores the time before the first one, in which processes start
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 def progress(
     title: str, total: int, *, done: int = 0, unit: str = "", lines: bool = True
 ) -> Iterator[Callable[[int], None]]:
-    """Show how far a loop has come; what is logged or printed meanwhile stands above a bar.
+    """Show how far a loop has come; text that is logged or printed meanwhile appears above the bar.
 
-    Yields a function to be called with the number of steps just done. ``total`` and ``done`` are steps, or
-    bytes with ``unit="bytes"``, of the whole and from before. Where there is no terminal, log lines name the
-    ``unit``, at most one in :data:`SECONDS_BETWEEN_LINES`; none with ``lines=False``.
+    Yields a function to be called with the number of steps just done. ``total`` is the number of all steps,
+    and ``done`` those done before; with ``unit="bytes"``, both are bytes. Without a terminal, log lines name
+    the ``unit``, at most one in :data:`SECONDS_BETWEEN_LINES`; there are none with ``lines=False``.
     """
     console = Console(stderr=True)
     if not (lines or console.is_terminal):
@@ -42,7 +42,7 @@ def progress(
         *(TextColumn("{task.description}"), BarColumn(), *counts, TimeRemainingColumn()),
         console=console,
         transient=True,
-        redirect_stdout=sys.stdout.isatty(),  # which may be a file
+        redirect_stdout=sys.stdout.isatty(),  # not if it is a file
         disable=not console.is_terminal,
         get_time=time.monotonic,
     )
@@ -66,7 +66,10 @@ def progress(
 
 @contextmanager
 def _below_the_log(bar: Progress) -> Iterator[None]:
-    """Show a bar. It replaces the standard streams, to print above itself; log handlers have the old ones."""
+    """Show a bar, and let log handlers use the streams with which it replaces the standard streams.
+
+    The bar prints text from these streams above itself. Log handlers would still use the old streams.
+    """
     before = sys.stdout, sys.stderr
     with bar:
         replaced = dict(zip(before, (sys.stdout, sys.stderr), strict=True))
@@ -77,5 +80,5 @@ def _below_the_log(bar: Progress) -> Iterator[None]:
             yield
         finally:
             for handler, stream in zip(handlers, previous, strict=True):
-                if stream is not None:  # else it was the same
+                if stream is not None:  # None: the stream was the same
                     handler.setStream(stream)

@@ -1,7 +1,7 @@
-"""RAPIDS Memory Manager as the allocator of GPU memory, for torch, CuPy (hence cuML) and Warp.
+"""RAPIDS Memory Manager as the allocator of GPU memory, for torch, CuPy (and so cuML) and Warp.
 
-A process can activate RMM once, before torch has allocated anything, and not deactivate it. torch then cannot
-capture CUDA graphs nor count memory, so the report has RMM's own counters.
+A process can activate RMM once, before torch has allocated memory, and cannot deactivate it. With RMM, torch
+can neither capture CUDA graphs nor count memory, so the report has RMM's own counters.
 """
 
 import importlib.util
@@ -21,14 +21,14 @@ INITIAL_GIB = 1.0  # of a pool that grows
 
 
 class AllocatorUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, named as users say it
-    """The allocator asked for cannot own the memory here; the message says why and what to do."""
+    """The requested allocator cannot be used here; the message says why and what to do."""
 
 
 @dataclass
 class _Owner:
     allocator: AllocatorConfig
     pool: Any  # RMM's memory resource
-    statistics: Any  # the adaptor around it that counts
+    statistics: Any  # RMM's adaptor around the pool, which counts
     allocated_at_reset: int = 0
 
 
@@ -36,12 +36,12 @@ _owner: _Owner | None = None
 
 
 def in_use() -> bool:
-    """Whether RMM owns this process's GPU memory."""
+    """Return whether RMM allocates this process's GPU memory."""
     return _owner is not None
 
 
 def unavailable() -> str | None:
-    """None if RMM can be used on this machine, else one sentence: what is missing, and how to get it."""
+    """Return None if RMM can be used on this machine, else a sentence: what is missing, and how to get it."""
     if not torch.cuda.is_available():
         return f"it manages GPU memory, and torch {torch.__version__} finds no GPU"
     if importlib.util.find_spec("rmm") is None:
@@ -51,10 +51,10 @@ def unavailable() -> str | None:
 
 
 def activate(allocator: AllocatorConfig) -> None:
-    """Make RMM the owner of this process's GPU memory; raise AllocatorUnavailable where it cannot be.
+    """Let RMM allocate this process's GPU memory; raise AllocatorUnavailable if that is not possible.
 
-    Its ``resource`` is a ``pool`` that grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
-    driver's own pool; an ``arena`` of ``maximum_gib``; or ``managed`` memory, which may exceed the GPU's.
+    Its ``resource`` is ``pool``, which grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
+    driver's own pool; ``arena``, of ``maximum_gib``; or ``managed``, which may exceed the GPU's memory.
     """
     global _owner
     obstacle = None
@@ -86,7 +86,7 @@ def activate(allocator: AllocatorConfig) -> None:
 
 
 def require_inactive() -> None:
-    """Raise AllocatorUnavailable if RMM owns the memory: torch's allocator cannot get it back."""
+    """Raise AllocatorUnavailable if RMM is active, since torch's allocator cannot replace it."""
     if _owner is not None:
         raise AllocatorUnavailable(
             "allocator=torch: an earlier job of this process handed its GPU memory to RMM for good; start "
@@ -95,7 +95,7 @@ def require_inactive() -> None:
 
 
 def reset_counters() -> None:
-    """Let the counters begin anew; RMM owns the memory."""
+    """Restart the counters; RMM must be active."""
     statistics = _owner.statistics
     statistics.pop_counters()
     _owner.allocated_at_reset = statistics.allocation_counts.current_bytes
@@ -103,8 +103,8 @@ def reset_counters() -> None:
 
 
 def counters() -> dict[str, Any]:
-    """What RMM counted since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
-    owner, counts = _owner, _owner.statistics.allocation_counts  # since the reset, from 0
+    """Return RMM's counts since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
+    owner, counts = _owner, _owner.statistics.allocation_counts  # these began at 0 with the reset
     grows = hasattr(owner.pool, "pool_size")
     return {
         "allocator": "rmm",
@@ -138,7 +138,7 @@ def _swap(allocator: AllocatorConfig) -> _Owner:
 
 
 def _resource(allocator: AllocatorConfig) -> Any:
-    """The memory resource that the config describes, on the current device."""
+    """Return the memory resource of a config, on the current device."""
     from rmm import mr
 
     initial = _bytes(allocator.initial_gib or INITIAL_GIB)
@@ -158,5 +158,5 @@ def _resource(allocator: AllocatorConfig) -> Any:
 
 
 def _bytes(gib: float) -> int:
-    """A size as RMM takes it: a multiple of 256 bytes, and not none."""
+    """Return a size in bytes as RMM takes it: a positive multiple of 256."""
     return max(1, round(gib * GIB / 256)) * 256

@@ -1,4 +1,4 @@
-"""One run, one folder: config, environment, metrics, pictures and log of a run below ``outputs/``."""
+"""The folder of a run below ``outputs/``: config, environment, metrics, pictures and log."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
-# What a run leaves is a few MiB: config, log, pictures and three checkpoints of small networks.
+# A run writes a few MiB: config, log, pictures and three checkpoints of small networks.
 MIN_FREE_BYTES = 16 << 20
 LOCK = ".lock"
 FOLDER_SETTING = "hydra.run.dir=FOLDER (hydra.sweep.dir=FOLDER in a sweep)"
@@ -27,11 +27,11 @@ class RunError(RuntimeError):
 
 
 class RunFolder:
-    """The folder that holds everything a run leaves behind; as a context, it is released at the end.
+    """The folder with all files of a run; as a context, it is released at the end.
 
-    It is made when it is missing. Of several processes with one folder, one ``writes``; of the others, what
-    is to be written is dropped. ``named``: the user named it, so that ``resume=auto`` continues what it
-    holds, and no other run.
+    A missing folder is made. If several processes share a folder, one has ``writes=True``; for the others,
+    all methods that write do nothing. ``named`` tells that the user named the folder; then ``resume=auto``
+    continues the run in it, and no other run.
     """
 
     def __init__(self, path: Path | str, *, writes: bool = True, named: bool = False) -> None:
@@ -49,10 +49,10 @@ class RunFolder:
         self.release()
 
     def claim(self, config_text: str, *, continues: bool = False) -> None:
-        """Make the folder this run's own until :meth:`release`: lock it, and write ``config.yaml`` into it.
+        """Lock the folder for this run until :meth:`release`, and write ``config.yaml`` into it.
 
-        Raises RunError, and changes nothing, if another process works in the folder, or it holds a run as far
-        as a checkpoint or report, and this one does not continue it.
+        Raises RunError, and changes nothing, if another process uses the folder; or if it has a checkpoint or
+        report of a run that this run does not continue.
         """
         if not self._writes:
             return
@@ -67,7 +67,7 @@ class RunFolder:
         replace_text(self.path / "config.yaml", config_text)
 
     def release(self) -> None:
-        """Let other processes work in the folder."""
+        """Unlock the folder for other processes."""
         if self._lock is not None:
             _unlock(self._lock)
             self._lock = None
@@ -81,7 +81,7 @@ class RunFolder:
             file.write(_json(metrics) + "\n")
 
     def take_metrics(self, step: int, source: Path | None = None) -> None:
-        """Begin ``metrics.jsonl`` with the whole lines, until a step, of the run in ``source`` or here."""
+        """Begin ``metrics.jsonl`` with the complete lines, up to a step, of the run in ``source`` or here."""
         path = (source or self.path) / "metrics.jsonl"
         if not self._writes or not path.exists():
             return
@@ -90,21 +90,21 @@ class RunFolder:
         replace_text(self.path / "metrics.jsonl", "".join(kept))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write ``content`` as the JSON file ``name``, whole or not at all."""
+        """Write ``content`` as the JSON file ``name``, completely or not at all."""
         if self._writes:
             replace_text(self.path / name, _json(content, indent=2) + "\n")
 
     def picture_path(self, name: str) -> Path:
-        """Return where the picture ``name`` (without or with ``.png``) belongs; its folder exists."""
+        """Return the path for a picture ``name``, with or without ``.png``, and make its folder."""
         folder = self.path / "pictures"
         folder.mkdir(exist_ok=True)
         return folder / f"{name.removesuffix('.png')}.png"
 
 
 def require_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to, before any work is done for it; make nothing.
+    """Raise RunError if a folder cannot be made or written to; call this before any work for it.
 
-    Raises RunError if it lies below a file, belongs to somebody else, or its disk is almost full.
+    The reasons are a file in its path, missing permissions, or an almost full disk. Nothing is made.
     """
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
@@ -120,7 +120,7 @@ def require_writable(folder: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the content of a JSON file of a run, or None where the run has not written it."""
+    """Return the content of a JSON file of a run, or None if the run has not written it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -128,7 +128,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def run_name() -> str:
-    """Return the name of a run that begins now, ``DATE/TIME-TOKEN``: its folder below ``outputs/``."""
+    """Return a name for a new run, ``DATE/TIME-TOKEN``, which is its folder below ``outputs/``."""
     return f"{datetime.now():%Y-%m-%d/%H-%M-%S}-{run_token()}"
 
 
@@ -138,7 +138,7 @@ def run_token() -> str:
 
 
 def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON text of numbers, tensors, arrays and paths; null for numbers that are not finite."""
+    """Return numbers, tensors, arrays and paths as JSON text; null for numbers that are not finite."""
 
     def plain(value: Any) -> Any:
         return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
@@ -148,7 +148,7 @@ def _json(content: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def _is_until(step: int, line: str) -> bool:
-    """Whether a line of ``metrics.jsonl`` is whole and of no later step."""
+    """Return whether a line of ``metrics.jsonl`` is complete and not of a later step."""
     try:
         return line.endswith("\n") and json.loads(line).get("step", 0) <= step
     except ValueError:
@@ -156,7 +156,7 @@ def _is_until(step: int, line: str) -> bool:
 
 
 def replace_text(target: Path, text: str) -> None:
-    """Write through a temporary name, so that a reader sees the old file or the new one."""
+    """Write a file by way of a temporary one, so that a reader sees the whole old or new content."""
     temporary = target.with_name(f".{target.name}.{run_token()}")
     with writing(target):
         try:
@@ -186,12 +186,12 @@ def _close_locks() -> None:
         os.close(_locks.pop())
 
 
-# Else a forked process would keep the lock of its parent, if that is killed.
+# Otherwise a forked process would keep the lock of its parent after the parent was killed.
 os.register_at_fork(after_in_child=_close_locks)
 
 
 def require_idle(folder: Path) -> None:
-    """Raise :class:`RunError`, which names the other process, where one works in the folder."""
+    """Raise :class:`RunError`, which names the process, if a process uses the folder."""
     if os.access(folder / LOCK, os.W_OK):
         _unlock(_locked(folder))
 
@@ -225,7 +225,7 @@ def _locked(folder: Path) -> int:
 
 
 def resume_argument(path: Path) -> str:
-    """Return the argument that continues from ``path``, as it is written in a shell."""
+    """Return the command-line argument that continues from ``path``, quoted for a shell."""
     if re.fullmatch(r"[\w./-]+", str(path)):
         return f"resume={path}"
-    return shlex.quote(f'resume="{path}"')  # Hydra has rules of its own for blanks, commas and equals signs
+    return shlex.quote(f'resume="{path}"')  # Hydra needs quotes for blanks, commas and equals signs

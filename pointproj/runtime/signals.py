@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGUSR1: between two steps as a request, elsewhere as an exception.
+"""Ctrl-C, SIGTERM and SIGUSR1: a request to stop after the current step in training, elsewhere an exception.
 
-SIGTERM is what schedulers and shutdowns send; SIGUSR1 is what SLURM sends ahead of time if asked to
-(``--signal=USR1@120``). All mean the same here: save what there is, say how to go on, and leave.
+Schedulers and shutdowns send SIGTERM. SLURM sends SIGUSR1 ahead of time with ``--signal=USR1@120``. All have
+the same effect: the run saves its state, logs how to continue, and ends.
 """
 
 import signal
@@ -25,18 +25,18 @@ class Stopped(KeyboardInterrupt):
 
     @property
     def exit_code(self) -> int:
-        """What a shell says of a program that this signal ended: 130, 143, 138 (on Linux)."""
+        """Exit code that a shell gives to a program ended by this signal: 130, 143, 138 (on Linux)."""
         return 128 + self.number
 
 
 class StopAtOnce:
-    """While it is entered, a signal raises :class:`Stopped` wherever the program is."""
+    """Context in which a signal raises :class:`Stopped` at any place of the program."""
 
     def __init__(self) -> None:
         self._previous: dict[signal.Signals, Callable | int | None] = {}
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python handles none elsewhere
+        if threading.current_thread() is threading.main_thread():  # other threads get no signals
             self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
@@ -50,9 +50,9 @@ class StopAtOnce:
 
 
 class StopRequest(StopAtOnce):
-    """While it is entered, the first signal is only noted; a second one acts as it did outside."""
+    """Context in which the first signal is only recorded; a second one acts as outside of the context."""
 
-    made: signal.Signals | None = None  # the signal that asked
+    made: signal.Signals | None = None  # the recorded signal
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.made = signal.Signals(number)

@@ -1,6 +1,6 @@
-"""All jobs of a sweep in one table, assembled from the files that each job left in its folder.
+"""All jobs of a sweep in one table, made from the files in the folder of each job.
 
-The files are the only link: jobs may run in this process, in others, or on other machines.
+Only these files are needed: jobs may run in this process, in others, or on other machines.
 ``python -m pointproj sweep FOLDER`` makes the table again.
 """
 
@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from pointproj.runtime.run_folder import read_json, replace_text
 
-MARK = "multirun.yaml"  # which Hydra leaves in the folder of a sweep
+MARK = "multirun.yaml"  # Hydra writes it to the folder of a sweep
 
 COLUMNS = (
     *("job", "status", "overrides", "backend", "device", "loss", "metric", "metric_value", "baseline"),
@@ -30,9 +30,10 @@ _started: list[Path] = []
 
 
 class SweepFolder(Callback):
-    """Remembers where the sweep of this process writes, for :func:`report_started` after Hydra is through.
+    """Records the folder of this process's sweep, for :func:`report_started` after Hydra has finished.
 
-    Hydra turns errors of callbacks into warnings, and skips the last one when something fails.
+    The report is not made by a callback of Hydra, since Hydra turns errors of callbacks into warnings, and
+    skips the last callback if a job fails.
     """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -40,7 +41,7 @@ class SweepFolder(Callback):
 
 
 def report_started() -> bool:
-    """Report the sweep that this process has started, if any, and return whether all jobs succeeded."""
+    """Report the sweep that this process has started, if any; return whether all jobs succeeded."""
     succeeded = [report(folder) for folder in _started if folder.exists()]
     _started.clear()
     return all(succeeded)
@@ -62,11 +63,11 @@ def report(folder: Path) -> bool:
 
 
 def collect(folder: Path) -> list[dict[str, Any]]:
-    """Read one row a job, with the keys of :data:`COLUMNS`, in the jobs' order."""
+    """Read one row for each job, with the keys of :data:`COLUMNS`, in the order of the jobs."""
     rows = []
     for status in folder.rglob("status.json"):
-        told = {**(read_json(status.with_name("metrics.json")) or {}), **read_json(status)}
-        row = {key: told.get(key) for key in COLUMNS}
+        recorded = {**(read_json(status.with_name("metrics.json")) or {}), **read_json(status)}
+        row = {key: recorded.get(key) for key in COLUMNS}
         if row["status"] == "running":
             row["status"] = "failed"
             row["error"] = "the process ended without an error message (killed, or out of memory)"

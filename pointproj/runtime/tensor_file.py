@@ -1,7 +1,7 @@
-"""Tensors and plain values in one file: written whole or not at all, and read safely whoever made it.
+"""Tensors and plain values in one file: written completely or not at all, and safe to read from any origin.
 
-The file is in the format of safetensors, which holds numbers and runs no code: tensors by name, and in its
-metadata a JSON text of all other values, with a check sum of both.
+The format is safetensors, which has only data and no code. The file has tensors by name; its metadata has all
+other values as JSON text, and a checksum of both.
 """
 
 import json
@@ -17,18 +17,18 @@ import torch
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-_TENSOR = "$tensor"  # key of what stands for a tensor in the JSON text; its value is the tensor's name
+_TENSOR = "$tensor"  # key in the JSON text of a mapping that stands for a tensor; the value is its name
 
 
 class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
-    """The file is incomplete, altered, or was never what it should be; the message says which."""
+    """The file is incomplete, altered, or of another kind; the message says which."""
 
 
 def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) -> None:
-    """Write a file, replacing an older one in one move; an interrupted write leaves the old one as it was.
+    """Write a file; an older one is replaced in one move, and stays as it is if writing is interrupted.
 
-    ``content`` are tensors, numbers, strings, None, and lists and mappings of them; keys become strings. The
-    file that was at ``path`` goes to ``keep``, if that is given; at every moment one of the two is whole.
+    ``content`` has tensors, numbers, strings, None, and lists and mappings of these; keys become strings.
+    With ``keep``, the old file is moved there; at each moment, at least one of the two files is complete.
     """
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_separated(content, "", tensors))
@@ -55,36 +55,36 @@ def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) ->
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a file that :func:`save` wrote: tensors on the CPU, tuples as lists, and all keys strings.
+    """Read a file that :func:`save` wrote: tensors on the CPU, tuples as lists, and all keys as strings.
 
-    Raises DamagedFile if it is anything else, OSError if it cannot be opened. Memory and time are bounded by
-    the size of the file.
+    Raises DamagedFile if it is another file or damaged, and OSError if it cannot be opened. Memory and time
+    are bounded by the size of the file.
     """
-    if path.exists() and not path.is_file():  # a pipe could be waited for for ever
+    if path.exists() and not path.is_file():  # reading a pipe might never end
         raise DamagedFile("expected a file")
     with path.open("rb") as file:
         if file.read(2) == b"PK":
             raise DamagedFile("torch.save wrote it, and files of that kind may run code")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        if int(told["crc32"]) != _check_sum(told["content"], tensors):
+        if int(metadata["crc32"]) != _check_sum(metadata["content"], tensors):
             raise DamagedFile("it was altered: its check sum is another")
-        content = _joined(json.loads(told["content"]), tensors)
+        content = _joined(json.loads(metadata["content"]), tensors)
         if not isinstance(content, dict):
             raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
         return content
     except DamagedFile:
         raise
-    except Exception as error:  # whatever is said about foreign bytes, the file is the cause
+    except Exception as error:  # damaged files raise errors of many kinds
         raise DamagedFile(f"it is no whole file of tensors ({type(error).__name__}: {error})") from error
 
 
 def _separated(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Values for a JSON text; the tensors among them go to ``tensors``."""
+    """Return values for the JSON text, and move the tensors among them to ``tensors``."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()  # no two may share their numbers
+        tensors[name] = value.detach().cpu().contiguous().clone()  # the format forbids shared memory
         return {_TENSOR: name}
     if isinstance(value, Mapping):
         return {str(key): _separated(item, f"{name}/{key}", tensors) for key, item in value.items()}

@@ -1,8 +1,8 @@
-"""Checkpoints: all of the training loop's state in one file, and the file before it.
+"""Checkpoints: the whole state of the training loop in one file; the previous file is kept too.
 
-PhysicsNeMo's ``save_checkpoint`` writes model and optimizer as separate numbered files and not atomically;
-``last.pt`` and ``best.pt`` have to be replaced in one move, so :mod:`pointproj.runtime.tensor_file` writes
-them. The ``last.pt`` before the present one stays as ``previous.pt``.
+PhysicsNeMo's ``save_checkpoint`` writes model and optimizer to separate numbered files, and not atomically.
+But ``last.pt`` and ``best.pt`` have to be replaced in one move, so :mod:`pointproj.runtime.tensor_file`
+writes them. When ``last.pt`` is replaced, the old file is kept as ``previous.pt``.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 LAST = "last.pt"
-PREVIOUS = "previous.pt"  # what last.pt was before; taken if that cannot be read
+PREVIOUS = "previous.pt"  # the last.pt before; it is read if last.pt cannot be read
 BEST = "best.pt"
 
-# What may differ between a run and its continuation: where it runs, what it shows, where files are.
+# Values that may differ between a run and its continuation: where it runs, what it shows, where files are.
 FREE_KEYS = (
     *("allocator", "backend", "compile", "device", "logger", "profiler", "resume"),
     *("data.cache", "data.download", "data.root", "data.strict", "data.workers"),
@@ -38,20 +38,20 @@ FREE_KEYS = (
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be continued from; the message says which, why, and what to do."""
+    """A checkpoint cannot be used; the message says which, why, and what to do."""
 
 
 @dataclass
 class Position:
-    """Where a run stands and what it has measured so far; part of every checkpoint."""
+    """How far a run has come, and what it has measured so far; part of every checkpoint."""
 
     epoch: int = 0  # finished epochs
     step_in_epoch: int = 0
     step: int = 0
     best: float = math.inf  # lowest error on the validation meshes
-    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the entry before]
+    losses: list[list[float]] = field(default_factory=list)  # [step, mean loss since the previous entry]
     errors: list[list[float]] = field(default_factory=list)  # [step, error on the validation meshes]
-    loss_sum: float = 0.0  # since the last entry of losses, over the finite ones of its steps
+    loss_sum: float = 0.0  # of all finite losses since the last entry of losses
     loss_steps: int = 0
 
 
@@ -59,10 +59,10 @@ Continued = tuple[Path, dict[str, Any]]  # a checkpoint and its content
 
 
 def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
-    """Write a checkpoint into a folder that exists, replacing an older one in one move.
+    """Write a checkpoint into an existing folder; an older one is replaced in one move.
 
-    ``state`` is that of model, optimizer and loop. A ``last.pt`` becomes ``previous.pt``. If it cannot be
-    written, CheckpointError says what to do, and that the older one is still there.
+    ``state`` is the state of model, optimizer and loop. An old ``last.pt`` becomes ``previous.pt``. Raises
+    CheckpointError if the checkpoint cannot be written; then the old one is still there.
     """
     content = {"format": FORMAT, "config": dataclasses.asdict(config), "random": random_states(), **state}
     try:
@@ -81,8 +81,9 @@ def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
 def read(path: Path, config: Config) -> dict[str, Any]:
     """Read a checkpoint that a run of ``config`` may continue from: a file, or the ``last.pt`` of a folder.
 
-    Where a ``last.pt`` cannot be read, the ``previous.pt`` beside it is taken, with a warning. Raises
-    CheckpointError if there is no such file, it is no checkpoint, or its config differs where it matters.
+    If ``last.pt`` cannot be read, ``previous.pt`` in the same folder is read, with a warning. Raises
+    CheckpointError if there is no such file, if it is not a checkpoint, or if its config differs in values
+    that change what is learned.
     """
     path = path / LAST if path.is_dir() else path
     try:
@@ -103,10 +104,10 @@ def read(path: Path, config: Config) -> dict[str, Any]:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of any config, from anyone: opening it runs no code of the file.
+    """Read a checkpoint of any config and any origin: reading runs no code from the file.
 
-    It holds ``format``, ``config`` (nested mappings of plain values), ``random`` and what :func:`save` was
-    given, on the CPU. Raises CheckpointError if there is no such file, or it is none of this program.
+    The result has ``format``, ``config`` (nested mappings of plain values), ``random`` and the ``state`` of
+    :func:`save`, on the CPU. Raises CheckpointError if there is no such file, or another program wrote it.
     """
     try:
         content = tensor_file.load(path)
@@ -124,19 +125,19 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_best(path: Path) -> Continued:
-    """Read a checkpoint of any config; of a run's folder its best one, or the last if there is no best."""
+    """Read a checkpoint of any config; from a run's folder, the best one, or the last if there is no best."""
     if path.is_dir():
         path /= BEST if (path / BEST).exists() else LAST
     return path, load(path)
 
 
 def find(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
-    """Find and read the checkpoint that ``resume`` names; None to begin anew.
+    """Find and read the checkpoint that ``resume`` names; return None to begin anew.
 
-    ``resume=auto`` looks into the run's folder, and at its neighbours unless it was named. Raises
-    CheckpointError if there is no such checkpoint, it does not fit the config, or as many processes as are
-    here would take other batches than those that wrote it; RunError if the run that was found goes on in
-    another process.
+    ``resume=auto`` looks into the run's folder, and into other runs' folders unless the user named the
+    folder. Raises CheckpointError if there is no such checkpoint, if it does not fit the config, or if
+    another number of processes wrote it, since the batches would differ. Raises RunError if the found run is
+    still in use by another process.
     """
     if config.resume is None:
         return None
@@ -161,7 +162,7 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
 
 
 def _newest(config: Config, run: RunFolder) -> Continued | None:
-    """Return the newest ``last.pt`` whose config is as good as equal, or None."""
+    """Return the newest ``last.pt`` that a run of this config may continue from, or None."""
     folder = run.path
     if not run.named:
         folder = next((parent for parent in run.path.parents if parent.name == "outputs"), run.path.parent)
@@ -180,9 +181,9 @@ def _newest(config: Config, run: RunFolder) -> Continued | None:
 
 
 def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Name each value that differs and changes what is learned, as ``key: checkpoint A, this run B``.
+    """List the values that differ and change what is learned, as ``key: checkpoint A, this run B``.
 
-    The number of epochs may be raised, and lowered where no learning rate depends on it.
+    A higher number of epochs is no difference, and a lower one neither if no learning rate depends on it.
     """
     saved, wanted = (
         {key: list(value) if isinstance(value, tuple) else value for key, value in flat(config).items()}
@@ -201,14 +202,14 @@ def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> l
 
 
 def rate_depends_on_epochs(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate of a step follows from the number of all steps."""
+    """Return whether the learning rate of a step depends on the number of all steps."""
     config = flat(config)
     return config.get("optimizer.schedule") != "constant" or bool(config.get("optimizer.warmup"))
 
 
 @contextmanager
 def fits(path: Path) -> Iterator[None]:
-    """Say of an error in the block, which hands out a checkpoint's content, that ``path`` does not fit."""
+    """Raise CheckpointError if the block, which restores a checkpoint, fails: ``path`` does not fit."""
     try:
         yield
     except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
@@ -219,22 +220,22 @@ def fits(path: Path) -> Iterator[None]:
 
 
 def random_states() -> dict[str, Any]:
-    """Return the states of torch's random generators; nothing in a run draws from Python's or NumPy's."""
+    """Return the states of torch's random generators; a run does not use those of Python and NumPy."""
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return {"torch": torch.get_rng_state(), "cuda": on_gpus}
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Set the random generators to what :func:`random_states` returned."""
+    """Set the random generators to the states that :func:`random_states` returned."""
     torch.set_rng_state(states["torch"])
     if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give an optimizer the moments and step counts of a checkpoint, and leave its settings alone.
+    """Give an optimizer the moments and step counts of a checkpoint; its settings stay.
 
-    The settings of the checkpoint would carry over how that run was executed (captured, on which device).
+    The checkpoint's settings depend on how that run was executed (captured or not, on which device).
     """
     moments = {int(number): moment for number, moment in state["state"].items()}
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})

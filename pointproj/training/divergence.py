@@ -1,8 +1,8 @@
-"""Steps whose loss or gradient is not finite: they change nothing, and their batches are kept.
+"""Steps whose loss or gradient is not finite: they change nothing, and their batches are saved.
 
-The optimizer skips such a step on the device, captured or not, and nothing waits for it. The host checks
-every :data:`CHECK_EVERY` steps, and before anything is validated or saved. So no weight, no moment of the
-optimizer and no checkpoint ever takes part in one, and its batch is saved at most that many steps later.
+The optimizer skips such a step on the device, captured or not, without waiting. The host checks every
+:data:`CHECK_EVERY` steps, and before each validation and checkpoint. So such a step never changes a weight, a
+moment of the optimizer or a checkpoint, and its batch is saved at most that many steps later.
 """
 
 import functools
@@ -33,7 +33,7 @@ class TrainingDiverged(RuntimeError):  # noqa: N818 - says what happened
 
 
 class Status(NamedTuple):
-    """How the steps since the status before went; the tensors are on their way to the host."""
+    """Losses of the steps since the previous status; the tensors are being copied to the host."""
 
     loss_sum: Tensor
     history: Tensor
@@ -41,9 +41,10 @@ class Status(NamedTuple):
     ready: torch.cuda.Event | None
 
     def read(self) -> tuple[float, list[int]]:
-        """Return the sum of all finite losses, and the ages of the other steps: of the last 64, oldest first.
+        """Return the sum of all finite losses, and the ages of steps that were not finite, oldest first.
 
-        Waits for the steps it is about, and not for later ones. The last of them has age 0.
+        The last step of this status has age 0; ages go up to 63. Waits for the steps of this status, but not
+        for later ones.
         """
         if self.ready is not None:
             self.ready.synchronize()
@@ -52,18 +53,18 @@ class Status(NamedTuple):
 
 
 class FiniteGuard:
-    """On the device: lets an optimizer skip steps that are not finite, and remembers which.
+    """Lets an optimizer skip steps that are not finite, and records on the device which.
 
-    The optimizer is fused and gets ``found_inf``, its flag for a step to be skipped.
+    The optimizer is fused; it reads the attribute ``found_inf``, which is set here, to skip a step.
     """
 
     def __init__(self, optimizer: torch.optim.Adam) -> None:
         device = optimizer.param_groups[0]["params"][0].device
-        self.compiled = False  # the few operations on scalars, to one launch instead of several
-        self._found = torch.zeros((), device=device)  # not 0 where a gradient is not finite
-        self._history = torch.full((), _NONE_SKIPPED, device=device)  # a bit a step, the last is lowest
-        # float64 holds sums of float32 exactly, however the steps are divided among statuses. With an axis,
-        # since torch.compile does not change a float64 number without one.
+        self.compiled = False  # whether operations on scalars are compiled to one launch instead of several
+        self._found = torch.zeros((), device=device)  # not 0 if a gradient is not finite
+        self._history = torch.full((), _NONE_SKIPPED, device=device)  # one bit a step; the lowest is the last
+        # In float64, sums of float32 are exact, so they do not depend on when a status is taken. The tensor
+        # has an axis, since compiled code does not change a float64 scalar in place.
         self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         self._one = torch.ones((), device=device)
         self._skipped = optimizer.found_inf = torch.zeros((), device=device)
@@ -71,9 +72,9 @@ class FiniteGuard:
     def __call__(
         self, loss: Float[Tensor, ""], gradients: list[Tensor], gradient_norm: Float[Tensor, ""] | None
     ) -> None:
-        """Decide about the step that the optimizer takes next; unless it is skipped, its loss counts.
+        """Decide whether the optimizer skips its next step; if not, add the loss to the sum.
 
-        Gradients are looked through one by one, as loss scaling does it, unless their norm is known.
+        Gradients are checked one by one, as for loss scaling, unless their norm is given.
         """
         checked = [*gradients, loss] if gradient_norm is None else [loss + gradient_norm]
         torch._amp_foreach_non_finite_check_and_unscale_(checked, self._found, self._one)
@@ -81,7 +82,7 @@ class FiniteGuard:
         decide(loss, self._found, self._skipped, self._history, self._loss_sum)
 
     def take_status(self, steps: int) -> Status:
-        """Return how the last ``steps`` steps went, and begin anew."""
+        """Return the status of the last ``steps`` steps, and begin a new one."""
         tensors = self._loss_sum, self._history
         copies = [tensor.to("cpu", non_blocking=True, copy=True) for tensor in tensors]
         self._loss_sum.zero_()
@@ -98,25 +99,25 @@ def _decide(
     history: Int[Tensor, ""],
     loss_sum: Float[Tensor, "1"],
 ) -> None:
-    """Set the flag and what follows from it: one kernel when compiled, else as few as there can be."""
+    """Set ``skipped``, reset ``found``, update history and sum: in one kernel when compiled, else in few."""
     good = found == 0
-    torch.ne(found, 0, out=skipped)  # after a copy, the compiler would take the two for one tensor
-    found.sub_(skipped)  # not zero_(): the compiler joins what reads the same into one kernel
+    torch.ne(found, 0, out=skipped)  # not copy_(), after which the compiler would treat both as one tensor
+    found.sub_(skipped)  # not zero_(), since the compiler fuses operations that read the same tensor
     torch.add(good, history, alpha=2, out=history)
     loss_sum.add_(torch.where(good, loss, 0.0))
 
 
 @functools.cache
 def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    # By default the compiler leaves kernels apart that share less than ten bytes: two numbers.
+    # By default, the compiler does not fuse kernels that share less than ten bytes, as two numbers do.
     return torch.compile(function, fullgraph=True, options={"score_fusion_memory_threshold": 0})
 
 
 class DivergenceCheck:
-    """Keeps the batches of the last steps until these are known to be finite, and acts where one was not.
+    """Stores the batches of the last steps until these are known to be finite; acts on those that are not.
 
-    With ``training.on_nan=stop`` it raises, with ``skip`` it warns and goes on, unless no step is finite any
-    more. ``folder``, that of the run, gets ``nonfinite_STEP.pt``.
+    With ``training.on_nan=stop`` it raises an error. With ``skip`` it warns, and raises only after many such
+    steps in a row. It saves their batches as ``nonfinite_STEP.pt`` in ``folder``, the run's folder.
     """
 
     def __init__(self, config: Config, folder: Path) -> None:
@@ -125,15 +126,15 @@ class DivergenceCheck:
         self._in_a_row = self._saved = 0
 
     def add(self, step: int, batch: dict[str, Any]) -> bool:
-        """Keep the batch of a step just taken; return whether it is time to :meth:`check`."""
+        """Store the batch of the last step; return whether it is time to :meth:`check`."""
         self._recent.append((step, batch))
         return len(self._recent) == CHECK_EVERY
 
     def check(self, ages: list[int]) -> None:
         """Act on the ages of a :class:`Status` that was taken after the last batch added.
 
-        Raises TrainingDiverged for the first step that was not finite; if such steps are skipped, after
-        :data:`CHECK_EVERY` in a row.
+        Raises TrainingDiverged for the first step that was not finite; or, if such steps are skipped, after
+        :data:`CHECK_EVERY` of them in a row.
         """
         lr, clip = self.config.optimizer.lr, self.config.optimizer.clip
         advice = f"write a lower optimizer.lr (now {lr:g}), a lower optimizer.clip (now {clip})"
@@ -153,7 +154,7 @@ class DivergenceCheck:
             raise TrainingDiverged(f"{words}: {advice}")
 
     def _write_batch(self, step: int, batch: dict[str, Any]) -> str:
-        """Save a batch, and say where."""
+        """Save a batch; return words that say where, or that it cannot be saved."""
         self._saved += 1
         if self._saved > MOST_SAVED:
             return ""
@@ -166,7 +167,7 @@ class DivergenceCheck:
 
 
 def _described(batch: dict[str, Any]) -> str:
-    """Which shapes a batch holds, and whether they are the cause."""
+    """Return words that name the shapes of a batch, and its values that are not finite."""
     odd = [name for name, each in batch.items() if isinstance(each, Tensor) and not each.isfinite().all()]
     state = f"which holds NaN or infinity in {', '.join(odd)}" if odd else "whose numbers are all finite"
     return f"the batch of {', '.join(batch.get('name', ['unnamed shapes']))}, {state}"

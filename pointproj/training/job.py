@@ -1,4 +1,4 @@
-"""One job from what Hydra composed to its folder: checked, recorded, and with its end always logged."""
+"""One job: its config is checked, its folder claimed, and its end always recorded."""
 
 import gc
 import logging
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def run_job(composed: DictConfig) -> None:
-    """Run the job that Hydra has set up; where several processes run it together, each calls this.
+    """Run the job that Hydra has set up; if several processes run it together, each calls this.
 
-    Alone, a job's error ends the program: with SystemExit and its message, if pointproj words it itself. In a
-    sweep it is recorded in the job's folder (``status.json``) and the jobs after it run.
+    Outside of a sweep, an error ends the program; a user-facing error as SystemExit with its message. In a
+    sweep, the error is recorded in the job's folder (``status.json``), and the next jobs run.
     """
     processes = distributed.join()
     if not processes.is_first:
@@ -47,7 +47,7 @@ def run_job(composed: DictConfig) -> None:
             config = None if in_sweep else _checked(composed, folder)
             with _claimed(composed, folder, named) as run, _recorded_status(run, facts, in_sweep):
                 _train(config or to_config(composed), run, in_sweep)
-        gc.collect()  # a captured step holds on to the connection that is closed now
+        gc.collect()  # frees captured steps, which use the connection that is closed next
         distributed.leave()
     except Exception as error:
         if is_user_error(error):
@@ -59,7 +59,7 @@ def _checked(composed: DictConfig, folder: Path) -> Config:
     try:
         return to_config(composed)
     except ConfigError:
-        with suppress(OSError):  # which is not there yet, or holds something
+        with suppress(OSError):  # the folder does not exist yet, or is not empty
             folder.rmdir()
         raise
 
@@ -71,7 +71,7 @@ def _claimed(composed: DictConfig, folder: Path, named: bool) -> RunFolder:
 
 
 def _is_continued(composed: DictConfig, folder: Path) -> bool:
-    """Whether the run that the folder may hold is the one that goes on, not another one to be kept."""
+    """Return whether a run in the folder is the one to be continued, and not another run."""
     earlier = folder / "config.yaml"
     if composed.resume is None or not earlier.exists():
         return False
@@ -85,9 +85,9 @@ def _is_continued(composed: DictConfig, folder: Path) -> bool:
 
 @contextmanager
 def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> Iterator[None]:
-    """Keep ``status.json`` true: running, then ok, stopped or failed. That of a killed job stays running.
+    """Write ``status.json``: running, then ok, stopped or failed. If the job is killed, running remains.
 
-    An error in a sweep goes no further, unless other processes wait for this one until it ends.
+    In a sweep an error is not raised again, unless other processes wait for this one to end.
     """
     started = time.monotonic()
 
@@ -101,7 +101,7 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> I
         note("ok")
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        with suppress(RunError):  # which would hide the error that came first
+        with suppress(RunError):  # it would hide the first error
             note("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
         if stopped or not in_sweep or not distributed.join().is_single:
             raise
@@ -112,8 +112,8 @@ def _recorded_status(run: RunFolder, facts: dict[str, Any], in_sweep: bool) -> I
 
 
 def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
-    """Do the work: everything that takes seconds to import is imported here."""
-    # Torch's tracer reads this when torch is loaded; unset, it prints a line at each start and stop.
+    """Train; modules that take seconds to import are imported here."""
+    # torch's tracer reads this when torch is imported. Without it, it prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from pointproj.runtime.devices import own_gpu
     from pointproj.runtime.memory import configure_allocator
@@ -123,20 +123,20 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     data = config.data
     if data.name != "gaussian":
         require_writable(Path(data.cache))
-        if data.name not in ("modelnet10", "meshes") or data.download:  # then meshes are made
+        if data.name not in ("modelnet10", "meshes") or data.download:  # meshes are written
             require_writable(Path(data.root or "data"))
     require_profiler(config.profiler)
     configure_allocator(config.allocator)
     log.info("run       %s", run.path)
     run.write_json("environment.json", environment())
-    # Other jobs of the sweep may run on this machine at the same time, and want GPUs too.
+    # Other jobs of the sweep may run on this machine at the same time, and need GPUs too.
     takes_one = in_sweep and config.device != "cpu" and distributed.join().is_single
     with own_gpu() if takes_one else nullcontext():
         train(config, run)
 
 
 def _forget_last_job() -> None:
-    """Give back what the last job of this process left: memory, its peak, and compiled code."""
+    """Release what the last job of this process left: memory, the record of its peak, and compiled code."""
     if "torch" in sys.modules:
         import torch
 

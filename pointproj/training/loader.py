@@ -1,4 +1,4 @@
-"""Batches of a run's data on the device, changed at random for training."""
+"""Batches of a run's data on the device, augmented for training."""
 
 import logging
 import math
@@ -27,8 +27,9 @@ log = logging.getLogger(__name__)
 class BatchLoader:
     """This process's part of the batches of a run, on its device.
 
-    ``shapes_a_step`` are those of all processes together. ``sampler``, "device" or "loader", draws the points
-    of training shapes; with ``data.sampler=device``, SamplerUnavailable is raised where that cannot be.
+    ``shapes_a_step`` is the number of shapes of all processes together. ``sampler`` is "device" or "loader":
+    what draws the points of training shapes. Raises SamplerUnavailable if ``data.sampler=device`` is not
+    possible.
     """
 
     def __init__(
@@ -43,54 +44,54 @@ class BatchLoader:
         self.steps_per_epoch = math.ceil(len(data.train) / self.shapes_a_step)
 
     def shapes_of_step(self, step_in_epoch: int) -> int:
-        """Shapes that all processes together see in a step; fewer in the last one of an epoch."""
+        """Return the number of shapes of a step in all processes; an epoch's last step may have fewer."""
         return min(self.shapes_a_step, len(self.data.train) - step_in_epoch * self.shapes_a_step)
 
     def unseen(self, dataset: ShapeDataset) -> Iterator[dict[str, Any]]:
-        """All batches of meshes that are not trained on."""
+        """Yield all batches of validation or test meshes."""
         return (with_features(batch, self.config.projector) for batch in self._batches(dataset))
 
     def plain(self) -> Iterator[dict[str, Any]]:
-        """Batches of the training meshes as they are, without augmentation."""
+        """Yield batches of the training meshes without augmentation."""
         batches = self._batches(self.data.train, shuffle=True)
         return (self._augmented(batch, AugmentationConfig(), 0) for batch in batches)
 
     def training(self, position: Position) -> Iterator[dict[str, Any]]:
-        """All batches that are left of a run that stands at ``position``.
+        """Yield all batches that remain of a run after ``position``.
 
-        Their order follows from the seed and the epoch, and augmentation from the step.
+        Their order depends on the seed and the epoch, their augmentation on the seed and the step.
         """
         config, train = self.config, self.data.train
         left = {"epochs": config.training.epochs - position.epoch, "start": position.step_in_epoch}
         batches = self._batches(train, shuffle=True, seed=config.seed, epoch=position.epoch, **left)
         steps = enumerate(batches, start=position.step)
         changed = (self._augmented(batch, config.augmentation, step) for step, batch in steps)
-        drawn_afresh = self.sampler == "device" and train.resample  # else batches share tensors
+        drawn_afresh = self.sampler == "device" and train.resample  # otherwise batches share tensors
         return made_ahead(changed, self.device) if drawn_afresh else changed
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Copy a batch to the device, with what the network is shown of its clouds."""
+        """Copy a batch to the device, and add the features of its clouds that the network takes."""
         return with_features(to_device(batch, self.device), self.config.projector)
 
     def _batches(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
-        """On the device, without what the network is shown: augmentation comes before that."""
+        """Yield batches on the device, without features, since augmentation comes first."""
         draw = self._draws.get(id(dataset))
         order |= {"workers": self.config.data.workers, "draw": draw, "processes": self.processes}
         made = batches(dataset, self.config.training.batch_size, **order)
         return (to_device(batch, self.device) for batch in made)
 
     def _augmented(self, batch: dict[str, Any], changes: AugmentationConfig, step: int) -> dict[str, Any]:
-        """Change the shapes of the batch of a step, and of this process, and finish clouds drawn afresh."""
+        """Augment this process's batch of a step, finish its clouds if they are new, and add features."""
         config, train = self.config, self.data.train
         batch = {**batch}
-        sampling = batch.pop("sampling")  # no step reads it, and no file of tensors can hold it
+        sampling = batch.pop("sampling")  # a step does not read it, and a file of tensors cannot store it
         seed = config.seed, step * self.processes.count + self.processes.rank
         finish = {"finish": sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)
         shown = with_features(changed, config.projector)
         sizes = {each.points for each in train.samplings}
-        if config.compile and len(sizes) > 1:  # else the first size would be compiled alone, in vain
+        if config.compile and len(sizes) > 1:  # otherwise the first size is compiled in vain as a fixed one
             for name in ("reference_points", "features"):
                 if name in shown:
                     torch._dynamo.maybe_mark_dynamic(shown[name], 1)
@@ -98,7 +99,7 @@ class BatchLoader:
 
 
 class NeighborCache:
-    """The k nearest reference points of every query point, for each shape that has been seen."""
+    """The k nearest reference points of each query point, stored for each shape."""
 
     def __init__(self, k: int, backend: str) -> None:
         self.k, self.backend = k, backend
@@ -107,8 +108,8 @@ class NeighborCache:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Add ``neighbor_indices`` (B, Q, k) int32 to a batch.
 
-        It has ``reference_points`` (B, N, 3), ``query_points`` (Q, 3) or (B, Q, 3), and ``identity``, the B
-        numbers by which shapes are known; the points of a shape must be the same each time.
+        The batch has ``reference_points`` (B, N, 3), ``query_points`` (Q, 3) or (B, Q, 3), and ``identity``,
+        a list of B integers that identify the shapes. A shape must have the same points each time.
         """
         if any(shape not in self._of_shape for shape in batch["identity"]):
             reference_points = batch["reference_points"]
@@ -122,7 +123,7 @@ class NeighborCache:
 def _device_samplers(
     config: Config, data: PreparedData, device: torch.device, processes: Processes
 ) -> dict[int, DrawBatch]:
-    """What draws the batches of each dataset, by its id, on the device; nothing where the loader does."""
+    """Return functions that draw batches on the device, by dataset id; none if the loader draws them."""
     wanted = config.data.sampler
     if wanted == "loader" or (wanted == "auto" and device.type != "cuda"):
         return {}
@@ -135,7 +136,7 @@ def _device_samplers(
         draws = {key: device_sampler(dataset, device, most_bytes) for key, dataset in used.items()}
     except SamplerUnavailable as error:
         reason = str(error)
-    reasons = [*filter(None, processes.gather(reason))]  # all processes do the same
+    reasons = [*filter(None, processes.gather(reason))]  # all processes decide alike
     if not reasons:
         log.info("sampler   device: shapes stay on %s, and batches are drawn there", device)
         return draws

@@ -1,4 +1,4 @@
-"""The training of a network: what it needs, then steps, validations and checkpoints, then the report."""
+"""The training of a network: preparation, then steps, validations and checkpoints, then the report."""
 
 import dataclasses
 import itertools
@@ -44,12 +44,20 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, run: RunFolder) -> dict[str, Any]:
-    """Train as the config says, leave everything in the run's folder, and return ``metrics.json``.
+    """Train as the config says, write all results to the run's folder, and return ``metrics.json``.
 
-    Where a launcher started several processes, each calls this, and they train one model together. Raises
-    BackendUnavailable, DeviceError, LoggerUnavailable or CheckpointError before any data is read, DataError
-    or MeshError from its preparation, then TrainingDiverged, OutOfMemory or WorkerDied; Stopped after a
-    signal, when ``last.pt`` holds the state after the last step.
+    If a launcher started several processes, each calls this, and they train one model together.
+
+    Raises
+    ------
+    BackendUnavailable, DeviceError, LoggerUnavailable, CheckpointError
+        Before any data is read.
+    DataError, MeshError
+        While data is prepared.
+    TrainingDiverged, OutOfMemory, WorkerDied
+        While the network is trained.
+    Stopped
+        After a signal; then ``last.pt`` has the state after the last step.
     """
     execution = _choose_execution(config)
     device, processes = execution.device, execution.processes
@@ -73,12 +81,12 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
 
 
 class Execution(NamedTuple):
-    """On what a run is executed, and how."""
+    """Where and how a run is executed."""
 
     device: torch.device
-    backend: str  # of the operators, resolved
-    capture: bool  # whether the step is to be captured in a CUDA graph
-    processes: Processes  # that train together; only the first one writes to the run's folder
+    backend: str  # name of the operators' backend; not "auto"
+    capture: bool  # whether to capture the step in a CUDA graph
+    processes: Processes  # those that train together; only the first one writes to the run's folder
 
 
 def _choose_execution(config: Config) -> Execution:
@@ -106,7 +114,7 @@ def _choose_execution(config: Config) -> Execution:
 
 
 class Training:
-    """One run: its model, optimizer and data, and where it stands."""
+    """One run: its model, optimizer, data and position."""
 
     def __init__(
         self, config: Config, run: RunFolder, data: PreparedData, execution: Execution, logger: MetricLogger
@@ -133,21 +141,21 @@ class Training:
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = report.Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
-        # Asked for and not read yet, with the learning rate if a progress line is due.
+        # The status that is not read yet, with the learning rate if a progress line is due.
         self.pending: tuple[Status, float | None] | None = None
         normals = bool(config.projector.normals)
         self.untrained = untrained_predictor(config.target.name, self.backend, normals=normals)
-        self.chosen_by = data.test if data.validation is None else data.validation  # checkpoints are
+        self.chosen_by = data.test if data.validation is None else data.validation  # decides on best.pt
         self.baseline = self._evaluate(self.untrained, self.chosen_by)
 
     def fit(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
-        """Train from the beginning, from weights or from a checkpoint; report, and return the report."""
+        """Train from the beginning, from weights or from a checkpoint; write and return the report."""
         self._log_header()
         if continued is not None:
             with checkpoint.fits(continued[0]):
                 self._restore(*continued)
         else:
-            self.run_folder.take_metrics(-1)  # none of a run that was killed here before its first checkpoint
+            self.run_folder.take_metrics(-1)  # drops those of a run killed before its first checkpoint
             if weights is not None:
                 log.info("weights   %s", take_weights(self.model, *weights))
             self._validate()
@@ -161,7 +169,7 @@ class Training:
             stop_together = stack.enter_context(closing(StopTogether(self.processes)))
             bar = progress("training", self.total_steps, done=position.step, lines=False)
             advance = stack.enter_context(bar)
-            # One stream of batches for all epochs: its workers go on sampling during validation.
+            # One stream of batches for all epochs, so that its workers sample during validation too.
             stream = stack.enter_context(closing(self.loader.training(position)))
             steps = TrainingStep._take_step, TrainingStep._loss_with_gradients
             timed = *steps, type(self.model).forward, knn_aggregate, radius_aggregate
@@ -176,7 +184,7 @@ class Training:
                         advance(1)
                         if stop_together(stop.made is not None):
                             self._stop(stop)
-                    self._check_finite()  # steps still under way belong to this time
+                    self._check_finite()  # waits for the last steps, whose time belongs to this epoch
                 position.epoch, position.step_in_epoch = position.epoch + 1, 0
                 is_last = position.epoch == config.training.epochs
                 if position.epoch % config.training.validate_every == 0 or is_last:
@@ -193,7 +201,7 @@ class Training:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.first_step_ended = time.time()
-        self._read_status()  # of an earlier step: the device runs this one meanwhile
+        self._read_status()  # of an earlier step, while the device runs this one
         self.pace.count(self.loader.shapes_of_step(position.step_in_epoch))
         position.step += 1
         position.step_in_epoch += 1
@@ -205,7 +213,7 @@ class Training:
                 self._read_status()
 
     def _read_status(self) -> None:
-        """Act on the status of an earlier step, if one is pending."""
+        """Read the pending status of an earlier step, if there is one, and act on it."""
         if self.pending is None:
             return
         (status, lr), self.pending = self.pending, None
@@ -226,13 +234,13 @@ class Training:
         self._record("train", loss=loss, lr=lr, **measured, memory_bytes=peak)
 
     def _check_finite(self) -> None:
-        """Wait for all steps, and act on those that were not finite."""
+        """Wait for all steps, and act on those that are not finite."""
         self._read_status()
         self.pending = self.step.take_status(), None
         self._read_status()
 
     def _validate(self) -> None:
-        """Measure the model on the validation meshes, and keep it if it is the best so far."""
+        """Measure the model on the validation meshes, and save it if it is the best so far."""
         position = self.position
         evaluation = self._evaluate(self.predict, self.chosen_by)
         error = evaluation.error
@@ -290,10 +298,10 @@ class Training:
         self._save(checkpoint.LAST)
         onwards = resume_argument(self.run_folder.path / checkpoint.LAST)
         log.warning("stopped after step %d; continue with %s", self.position.step, onwards)
-        raise Stopped(stop.made or signal.SIGTERM)  # none here if another process was asked
+        raise Stopped(stop.made or signal.SIGTERM)  # ``made`` is None if another process got the signal
 
     def _write_report(self) -> dict[str, Any]:
-        """Test, draw, time the step, and write ``metrics.json``, which is returned."""
+        """Test the model, draw pictures, time the step, write ``metrics.json``, and return its content."""
         config, position, step = self.config, self.position, self.step
         tested, baseline = (self._evaluate(each, self.data.test) for each in (self.predict, self.untrained))
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)

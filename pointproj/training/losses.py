@@ -14,10 +14,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def loss_function(target: TargetConfig) -> Loss:
-    """Return the loss of a target: ``loss(prediction, target)``, both (B, Q), as a scalar.
+    """Return the loss of a target: ``loss(prediction, target)`` takes two (B, Q) tensors to a scalar.
 
-    That of the target's row in :data:`pointproj.config.TARGETS`, unless ``target.loss`` names one. Where the
-    output is a logit, the first three compare the probability.
+    ``target.loss`` names the loss; by default it is that of the target in :data:`pointproj.config.TARGETS`.
+    If the output is a logit, the absolute, smooth and squared losses compare probabilities.
     """
     facts = TARGETS[target.name]
     name = target.loss or facts.loss
@@ -34,24 +34,24 @@ def loss_function(target: TargetConfig) -> Loss:
 
 
 def overlap_loss(logit: Float[Tensor, "b q"], label: Float[Tensor, "b q"]) -> Float[Tensor, ""]:
-    """Cross-entropy, plus 1 - IoU of the probabilities with the labels, averaged over the shapes.
+    """Return the cross-entropy plus 1 - IoU of probabilities and labels, averaged over the shapes.
 
-    In the cross-entropy a shape counts as much as it has doubtful points. In the second term every shape
-    counts the same, so that the few points inside thin ones do too.
+    In the cross-entropy, a shape's weight grows with its number of doubtful points. In the second term all
+    shapes have the same weight, so that the few points inside thin shapes matter too.
     """
     probability = logit.sigmoid()
     both = (probability * label).sum(1)
     either = (probability + label).sum(1) - both
-    overlap = (both + 1) / (either + 1)  # 1 where nothing is inside and nothing is said to be
+    overlap = (both + 1) / (either + 1)  # 1 if no point is inside and none is predicted to be
     return nn.functional.binary_cross_entropy_with_logits(logit, label) + (1 - overlap).mean()
 
 
 def eikonal_penalty(
     prediction: Float[Tensor, "b q"], query_points: Float[Tensor, "b q 3"]
 ) -> Float[Tensor, ""]:
-    """Mean of (|gradient| - 1)^2: a distance has a gradient of length 1 (Gropp et al. 2020, equation 2).
+    """Return the mean of (|gradient| - 1)^2: distances have gradients of length 1 (Gropp et al. 2020, eq. 2).
 
-    Each prediction is made from its own query point alone, and ``query_points`` require grad. The penalty is
+    ``query_points`` require grad, and each prediction must depend on its own query point only. The penalty is
     differentiable in the network's parameters.
     """
     (gradient,) = torch.autograd.grad(prediction.sum(), query_points, create_graph=True)

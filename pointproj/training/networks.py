@@ -1,4 +1,4 @@
-"""The network that a config describes, and its inputs."""
+"""The network of a config, and its inputs."""
 
 import pkgutil
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from pointproj.training.checkpoint import CheckpointError
 
 
 def build_model(config: Config, backend: str) -> nn.Module:
-    """Make the network the config describes, on the CPU, with the weights that the seed gives.
+    """Make the network of a config on the CPU, with random weights from the config's seed.
 
-    It has ``encode(reference_points, features)``, ``decode(query_points, encoding)`` and, in one call,
-    ``forward``. The last axis of the result, of size 1, holds the ``output`` of the target's row in
+    It has ``encode(reference_points, features)``, ``decode(query_points, encoding)``, and ``forward`` for
+    both in one call. The last axis of its result has size 1 and holds the ``output`` of the target in
     :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
     settings, target = config.projector, TARGETS[config.target.name]
     predicts = target.output if target.is_distance and settings.predicts_distances else "value"
     arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
-    # A name, because the config, which knows its network, is read without loading torch.
+    # The config has the network's name instead of its class, since a config is read without importing torch.
     network = pkgutil.resolve_name(settings.NETWORK)
     return network(**arguments, predicts=predicts, backend=backend)
 
 
 def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:
-    """Start from the weights of a checkpoint, part by part where names and shapes agree, and say which.
+    """Copy the parts of a checkpoint's weights whose names and shapes agree; return words that say which.
 
-    Raises CheckpointError if none fits, or one is not finite.
+    Raises CheckpointError if no part fits, or a part is not finite.
     """
     saved, own = content.get("model", {}), model.state_dict()
     fitting = {
@@ -55,7 +55,7 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
 
 
 def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
-    """Add ``features`` (B, N, C) to a batch, where the network is shown more than points."""
+    """Add ``features`` (B, N, C) to a batch, if the network takes more than points."""
     features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
     return batch if features is None else {**batch, "features": features}
 
@@ -66,7 +66,7 @@ def features_of(
     normals: Float[Tensor, "*batch n 3"] | None = None,
     sensors: Float[Tensor, "*batch n 3"] | None = None,
 ) -> Float[Tensor, "*batch n c"] | None:
-    """Return what a network is shown of a cloud beside its points, or None; unknown sensors are 0."""
+    """Return the features of a cloud that a network takes beside points, or None; unknown sensors are 0."""
     shown = [reference_points, normals] if settings.normals else []
     if settings.sensors:
         shown.append(torch.zeros_like(reference_points) if sensors is None else sensors)

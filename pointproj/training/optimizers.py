@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, chosen from the config."""
+"""Optimizer and learning-rate schedule of a config."""
 
 import inspect
 import math
@@ -11,7 +11,7 @@ from pointproj.config import OptimizerConfig
 
 
 class Adam(torch.optim.Adam):
-    """torch's Adam, without a decorator of its methods that imports torch's compiler, which takes seconds."""
+    """torch's Adam without the decorators of its methods, which import torch's compiler and take seconds."""
 
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
@@ -23,10 +23,10 @@ class Adam(torch.optim.Adam):
 def build_optimizer(
     settings: OptimizerConfig, parameters: Iterable[nn.Parameter], *, capturable: bool = False
 ) -> Adam:
-    """Make the optimizer the config names, fused into one kernel, over parameters on one device.
+    """Make the optimizer of a config, fused into one kernel, for parameters on one device.
 
-    ``capturable`` makes it fit for a CUDA graph: step counts and learning rate live in tensors on the device,
-    so that :func:`set_learning_rate` reaches a graph that is replayed.
+    With ``capturable``, a CUDA graph can capture its step: step counts and learning rate are tensors on the
+    device, so that :func:`set_learning_rate` has an effect on a replayed graph.
     """
     parameters = list(parameters)
     return Adam(
@@ -56,7 +56,7 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> flo
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of all parameter groups, in place where it is a tensor that a CUDA graph reads."""
+    """Set the rate of all parameter groups; a tensor, which a CUDA graph reads, is changed in place."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)

@@ -1,4 +1,4 @@
-"""What a run tells: its pace; then the model beside what needs no training, as text, JSON and pictures."""
+"""Reports of a run: its pace, and a comparison of the model with a baseline, as text, JSON and pictures."""
 
 import io
 import logging
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 def comparison(trained: Evaluation, baseline: Evaluation, before: float) -> dict[str, Any]:
-    """Put the errors of model and baseline on the same meshes side by side, for ``metrics.json``.
+    """Compare the errors of model and baseline on the same meshes, for ``metrics.json``.
 
-    ``before`` is the model's error on the validation meshes before its first step. ``ratio`` is None where
-    the baseline is perfect.
+    ``before`` is the model's error on the validation meshes before its first step. In the result, ``ratio``
+    is None if the baseline's error is 0.
     """
     baselines = baseline.by_class()
     return {
@@ -52,11 +52,12 @@ def _compared(trained: Evaluation, baseline: Evaluation) -> dict[str, float | No
 
 
 def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
-    """Lay out what :func:`comparison` returned as a table, one row a class and one for all.
+    """Return the result of :func:`comparison` as a table with one row for each class and one for all.
 
-    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals``: whether they were seen.
+    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals`` tells whether the baseline
+    has normals.
     """
-    table = Table("class", box=box.ASCII)  # whatever the encoding of the terminal
+    table = Table("class", box=box.ASCII)  # readable in any encoding of the terminal
     for column in ("meshes", "network", "baseline", "network / baseline"):
         table.add_column(column, justify="right")
     meshes = sum(row["meshes"] for row in compared["classes"].values())
@@ -97,9 +98,10 @@ def draw(
     test: ShapeDataset,
     predict: Callable[[dict[str, Any]], Tensor],
 ) -> list[Path]:
-    """Draw the losses, and ``training.pictures`` test shapes from the first to the last; return the files.
+    """Draw the losses, and ``training.pictures`` shapes at equal steps of the test set; return the files.
 
-    ``baseline`` is that of the validation meshes; ``predict`` takes a batch on the CPU to (1, Q) anywhere.
+    ``baseline`` is its evaluation on the validation meshes. ``predict`` takes a batch on the CPU, and returns
+    (1, Q) on any device.
     """
     from pointproj.viz import plots  # matplotlib takes seconds to import
 
@@ -133,25 +135,25 @@ def _title(name: str) -> str:
 
 
 class Interval(NamedTuple):
-    """Pace of the steps since the last look."""
+    """Pace of the steps since the last reading."""
 
     ms_per_step: float
     samples_per_second: float
-    expected_ms: float  # of the steps to come: without the first step, which may compile
+    expected_ms: float  # of a coming step: without the first step, which may include compilation
 
 
 class Pace:
-    """Time of training steps, without what lies between them (validation, checkpoints)."""
+    """Time of training steps, without validation and checkpoints."""
 
     def __init__(self) -> None:
         self._began = self._paused = time.perf_counter()
         self._steps = self._samples = 0
-        self._first_seconds: float | None = None  # that the first step of all took
+        self._first_seconds: float | None = None  # of the run's first step
         self._history: list[float] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let the clock run for the block."""
+        """Run the clock during the block."""
         self._began += time.perf_counter() - self._paused
         try:
             yield
@@ -159,16 +161,16 @@ class Pace:
             self._paused = time.perf_counter()
 
     def count(self, samples: int) -> None:
-        """Note one step over so many samples."""
+        """Count one step over ``samples`` samples."""
         self._steps += 1
         self._samples += samples
         if self._first_seconds is None:
             self._first_seconds = time.perf_counter() - self._began
 
     def read(self) -> Interval:
-        """Return the pace since the last read, over at least one step, and begin a new interval.
+        """Return the pace since the last reading, over at least one step, and begin a new interval.
 
-        To be called while the clock runs, when the device has just ended the last step counted.
+        Call this while the clock runs, just after the device has finished the last counted step.
         """
         now, steps = time.perf_counter(), self._steps
         seconds = now - self._began
@@ -182,7 +184,7 @@ class Pace:
 
     @property
     def ms_per_step(self) -> float | None:
-        """Median over the intervals read, so that compiling in the first does not count; None before any."""
+        """Median over all intervals, so that compilation in the first has no influence; None without any."""
         return median(self._history) if self._history else None
 
 

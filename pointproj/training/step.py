@@ -1,14 +1,14 @@
 """One training step (forward, loss, backward, clipping, optimizer), run in the fastest correct way.
 
-``compile=true`` means: the model through ``torch.compile``, and on CUDA the whole step captured in one CUDA
-graph, which is then replayed with new inputs. Nothing here waits for the device: losses are summed there and
-read on request.
+With ``compile=true``, ``torch.compile`` compiles the model. On CUDA, one CUDA graph then captures the whole
+step, and is replayed with new inputs. The host does not wait for the device: losses are summed on the device,
+and read on request.
 
-A batch with fewer clouds than others, the last one of an epoch, runs the model as it is: compiling for it
-takes up to half a minute, and it is captured all the same.
+A batch with fewer clouds than others, such as the last one of an epoch, runs the model without compilation,
+since compiling for it takes up to half a minute. Its step is captured too.
 
-Where several processes train together, each has its own part of the batch, and all gradients and the loss are
-summed as one tensor between backward and clipping. The sum is recorded in the graph like everything else.
+If several processes train together, each has its own part of the batch. All gradients and the loss are summed
+as one tensor between backward and clipping. The graph captures this sum too.
 """
 
 import itertools
@@ -30,25 +30,34 @@ from pointproj.training.losses import Loss, eikonal_penalty
 
 log = logging.getLogger(__name__)
 
-# ``share`` where several processes train, ``neighbor_indices`` where they are kept.
+# ``share`` with several processes, ``neighbor_indices`` if neighbours are searched once.
 INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
 
-STEPS_BEFORE_CAPTURE = 3  # real steps: they compile, tune kernels and make the optimizer's state
-SECONDS_ON_CPU = 20.0  # that timing a step may take
+STEPS_BEFORE_CAPTURE = 3  # ordinary steps, which compile, tune kernels and make the optimizer's state
+SECONDS_ON_CPU = 20.0  # for timing a step
 
 Batch = Mapping[str, Tensor]
 
 
 class TrainingStep:
-    """The step as an object: call it with a batch, and the model is one step further.
+    """The step as an object: each call with a batch trains the model by one step.
 
-    ``model(query_points, reference_points, features=features or None)``, and with ``neighbor_indices`` where
-    the batch has them, returns (B, Q, 1); ``loss_function(prediction, target)`` takes two (B, Q) tensors. The
-    optimizer is fused, and made with ``capturable=True`` if the step is to be captured. ``clip``, ``amp`` and
-    ``eikonal`` are those of the config; the eikonal penalty needs second derivatives, which torch.compile
-    does not give. Whatever prevents ``compile`` or ``capture`` is logged, and the steps go on without it;
-    :attr:`mode` says how they run. ``processes`` that train together have the same weights, and take every
-    step at the same time.
+    Parameters
+    ----------
+    model : Module
+        ``model(query_points, reference_points, features=...)`` returns (B, Q, 1). ``features`` may be None;
+        ``neighbor_indices`` are an argument too if the batch has them.
+    optimizer : Adam
+        Fused, and made with ``capturable=True`` if the step is to be captured.
+    loss_function : callable
+        Takes prediction and target, (B, Q) each, and returns a scalar.
+    clip, amp, eikonal
+        As in the config. The eikonal penalty needs second derivatives, which torch.compile does not support.
+    compile, capture : bool
+        Whether to compile the model, and to capture the step on CUDA. If that fails, the reason is logged,
+        and steps run without it; :attr:`mode` tells how they run.
+    processes : Processes
+        Processes that train together. They have the same weights, and take each step at the same time.
     """
 
     def __init__(
@@ -78,15 +87,15 @@ class TrainingStep:
         self._captured_calls: dict[tuple, CapturedCall] = {}  # by the shapes of their inputs
         self._steps_taken: Counter[tuple] = Counter()
         if self.captured:
-            # What is small costs its launches, and here nothing else.
+            # Small operations cost only their launches, so they are compiled into fewer.
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
             self._side_stream = torch.cuda.Stream(self.device)
-            self._pool = torch.cuda.graph_pool_handle()  # of all sizes of batches
+            self._pool = torch.cuda.graph_pool_handle()  # shared by the graphs of all batch sizes
 
     @property
     def mode(self) -> str:
-        """How steps run: eager, compiled, or captured (compiled, then replayed as a CUDA graph)."""
+        """How steps run: eager, compiled, or captured (compiled, and replayed as a CUDA graph)."""
         if self.captured:
             return "captured"
         return "compiled" if self.compiled else "eager"
@@ -94,9 +103,9 @@ class TrainingStep:
     def __call__(self, batch: Batch) -> None:
         """Take one step with a batch on the model's device.
 
-        It has ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and ``target`` (B, Q);
-        ``features`` (B, N, C) if the model takes any, ``neighbor_indices`` (B, Q, k) if they are known; of
-        several processes ``share`` (), this part's share of all shapes of the step.
+        The batch has ``query_points`` (Q, 3) or (B, Q, 3), ``reference_points`` (B, N, 3) and ``target``
+        (B, Q). It has ``features`` (B, N, C) if the model takes them, ``neighbor_indices`` (B, Q, k) if they
+        are known, and with several processes ``share`` (), the share of this part in all shapes of the step.
         """
         inputs = {name: batch[name] for name in INPUTS if name in batch}
         if self.captured:
@@ -106,9 +115,9 @@ class TrainingStep:
         self._steps += 1
 
     def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q"]:
-        """Predict for a batch the way the step does, under autocast and compiled where those are on.
+        """Predict for a batch as in a step: under autocast if it is on, and compiled if the model is.
 
-        ``compiled=False`` is for unseen meshes: compilation would begin anew for the shapes of their batches.
+        Use ``compiled=False`` for unseen meshes, since their batches would be compiled for their own sizes.
         """
         model = self._called if compiled and self._is_full(batch) else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
@@ -119,12 +128,12 @@ class TrainingStep:
         return prediction.squeeze(-1).float()
 
     def take_status(self) -> Status:
-        """Ask how the steps since the last status went, without waiting for them."""
+        """Return the status of the steps since the last status, without waiting for them."""
         steps, self._steps = self._steps, 0
         return self._guard.take_status(steps)
 
     def _take_step(self, inputs: Batch) -> None:
-        """The step itself; in a capture this is what the graph records."""
+        """Take a step; this is also the function that a CUDA graph captures."""
         loss = self._backward(inputs)
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not self.processes.is_single:
@@ -136,7 +145,7 @@ class TrainingStep:
         self.optimizer.step()
 
     def _is_full(self, batch: Batch) -> bool:
-        """Whether no batch before had more clouds."""
+        """Return whether no earlier batch had more clouds."""
         clouds = len(batch["reference_points"])
         self._most_clouds = max(self._most_clouds, clouds)
         return clouds == self._most_clouds
@@ -151,7 +160,7 @@ class TrainingStep:
             failure = error
         self._called, self._compare = self.model, self.loss_function
         self.compiled = self._guard.compiled = False
-        loss = self._loss_with_gradients(inputs)  # raises what is wrong with the model itself, if anything is
+        loss = self._loss_with_gradients(inputs)  # raises again if the model itself is wrong
         log.warning("torch.compile failed, so steps run without it: %s", first_line(failure))
         return loss
 
@@ -168,13 +177,13 @@ class TrainingStep:
             loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
         if "share" in inputs:
             loss = loss * inputs["share"]
-        # In this thread: torch's own for a GPU has to be woken, and to wake this one, for every backward.
+        # In this thread: switching to torch's own thread for the GPU and back takes time in every backward.
         with torch.autograd.set_multithreading_enabled(False):
             loss.backward()
         return loss.detach()
 
     def _add_up(self, loss: Tensor, gradients: list[Tensor]) -> Tensor:
-        """Sum gradients and loss over all processes, as one tensor: a small model waits for latency alone."""
+        """Sum gradients and loss over all processes, as one tensor: for a small model latency decides."""
         flat = torch.cat([loss.view(1), *(gradient.view(-1) for gradient in gradients)])
         self.processes.all_reduce(flat)
         loss, *sums = flat.split([1, *(gradient.numel() for gradient in gradients)])
@@ -183,7 +192,7 @@ class TrainingStep:
         return loss.view(())
 
     def _run_captured(self, inputs: Batch) -> None:
-        """Replay the step for inputs of a known shape; take real steps first, then capture it."""
+        """Replay the step for inputs of these shapes; the first steps are ordinary, the next is captured."""
         shapes = tuple(tuple(tensor.shape) for tensor in inputs.values())
         if shapes not in self._captured_calls and self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE:
             self._capture(shapes, inputs)
@@ -195,7 +204,7 @@ class TrainingStep:
         self._steps_taken[shapes] += 1
 
     def _capture(self, shapes: tuple, inputs: Batch) -> None:
-        # Gradients made outside the graph would be added to, and they are not the graph's to keep.
+        # Gradients made outside of the graph would be accumulated into, and the graph does not own them.
         self.optimizer.zero_grad(set_to_none=True)
         try:
             self._captured_calls[shapes] = CapturedCall(
@@ -212,19 +221,19 @@ class TrainingStep:
 
 
 def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, float]:
-    """Return medians ``forward_ms`` and ``step_ms`` on one batch; every step timed trains the model.
+    """Return the medians ``forward_ms`` and ``step_ms`` on one batch; the timed steps train the model.
 
     Both run as the step does: eager, compiled or captured. Each is timed ``repetitions`` times after a few
-    runs that are not; on the CPU fewer, if they would take more than 20 seconds.
+    runs without timing; on the CPU fewer times, if they would take more than 20 seconds.
     """
     for _ in range(STEPS_BEFORE_CAPTURE + 1 if step.captured else 1):
-        step(batch)  # the last of these captures the step, if it can be
+        step(batch)  # the last of these captures the step, if possible
     inputs, forward = {name: batch[name] for name in INPUTS if name in batch}, step.forward
     if step.captured:
         stream = torch.cuda.Stream(step.device)
         with on_stream(stream):
             step.forward(inputs)
-        forward = CapturedCall(lambda kept: step.forward(kept).detach(), inputs, stream)
+        forward = CapturedCall(lambda own: step.forward(own).detach(), inputs, stream)
     calls = {"forward_ms": lambda: forward(inputs), "step_ms": lambda: step(batch)}
     return {name: _median_ms(call, step, repetitions) for name, call in calls.items()}
 
@@ -241,7 +250,7 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
         torch.cuda.synchronize(step.device)
         return median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
     times: list[float] = []
-    # Processes that train together have to take equally many steps, however long these take.
+    # Processes that train together must take equally many steps, so no time limit applies to them.
     while len(times) < repetitions and (sum(times) < SECONDS_ON_CPU or not step.processes.is_single):
         start = time.perf_counter()
         function()
@@ -250,10 +259,11 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
 
 
 class CapturedCall:
-    """A function's GPU work, recorded once in a CUDA graph and replayed with other inputs of that shape.
+    """The GPU work of a function, captured once in a CUDA graph and replayed with inputs of the same shapes.
 
-    The ``function`` takes a mapping of tensors, and has run before on ``stream``; recording does not run it.
-    Calls that share a ``pool`` of memory may not run at the same time, and overwrite each other's results.
+    ``function`` takes a mapping of tensors, and must have run on ``stream`` before; it is captured without
+    being executed. Calls that share a memory ``pool`` must not run at the same time, and overwrite each
+    other's results.
     """
 
     def __init__(
@@ -264,23 +274,23 @@ class CapturedCall:
         pool: tuple[int, int] | None = None,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        self._function = function  # keeps alive what the recorded work reads
+        self._function = function  # keeps the tensors alive that the captured work reads
         self._graph = torch.cuda.CUDAGraph()
-        # thread_local: a thread that loads data may allocate pinned memory meanwhile.
+        # thread_local, since a thread that loads data may allocate pinned memory meanwhile.
         with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.result = function(self._inputs)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:
         """Replay with these inputs; the result is overwritten by the next replay."""
-        for name, kept in self._inputs.items():  # one call for all has few blocks for few tensors
-            kept.copy_(inputs[name], non_blocking=True)
+        for name, own in self._inputs.items():  # one call for all tensors would use few blocks of the GPU
+            own.copy_(inputs[name], non_blocking=True)
         self._graph.replay()
         return self.result
 
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Run the block's GPU work on ``stream``, after what is queued now and before what comes after."""
+    """Run the block's GPU work on ``stream``, after work queued before the block and before later work."""
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
     with torch.cuda.stream(stream):

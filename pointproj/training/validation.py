@@ -1,4 +1,4 @@
-"""How far predictions are from the targets, of the trained model and of what needs no training."""
+"""Errors of predictions, of the trained model and of a baseline without training."""
 
 from collections.abc import Callable, Iterable
 from statistics import fmean
@@ -17,7 +17,7 @@ Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
 
 
 class MeshErrors(NamedTuple):
-    """Errors on one mesh; ``errors`` holds the target's metric and what else is measured for it."""
+    """Errors on one mesh; ``errors`` has the target's metric and its further measures, by name."""
 
     name: str
     class_name: str
@@ -25,7 +25,7 @@ class MeshErrors(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """Errors on a set of meshes; every mesh counts the same."""
+    """Errors on a set of meshes; all meshes have the same weight."""
 
     metric: str
     meshes: tuple[MeshErrors, ...]
@@ -36,11 +36,11 @@ class Evaluation(NamedTuple):
         return self.means()[self.metric]
 
     def means(self) -> dict[str, float]:
-        """Mean over the meshes of everything that was measured."""
+        """Return the mean over the meshes of each measure."""
         return {name: fmean(mesh.errors[name] for mesh in self.meshes) for name in self.meshes[0].errors}
 
     def by_class(self) -> dict[str, "Evaluation"]:
-        """The same, class by class, in alphabetical order."""
+        """Return the evaluation of each class, in alphabetical order."""
         of_class: dict[str, list[MeshErrors]] = {}
         for mesh in sorted(self.meshes, key=lambda mesh: mesh.class_name):
             of_class.setdefault(mesh.class_name, []).append(mesh)
@@ -56,17 +56,17 @@ def evaluate(
 ) -> Evaluation:
     """Measure predictions on batches of meshes.
 
-    ``predict`` takes a batch to distances, logits of being inside, or numbers (B, Q); batches have ``target``
-    (B, Q), ``name`` and ``class_name`` (lists of length B). Each process has its own part of the batches; all
-    get the whole evaluation. Raises ValueError if there is no batch.
+    ``predict`` takes a batch, and returns distances, logits of being inside, or numbers (B, Q). Batches have
+    ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B). Each process measures its own part of
+    the batches; all get the whole evaluation. Raises ValueError if there is no batch.
     """
     measured = [
         (batch["name"], batch["class_name"], field_errors(target_name, predict(batch), batch["target"]))
         for batch in batches
-        if batch.get("share") != 0  # else nothing was left for this process, and it got what is another's
+        if batch.get("share") != 0  # with share 0 the shape belongs to another process
     ]
     own = []
-    for names, class_names, errors in measured:  # read from the device when all of the work is queued
+    for names, class_names, errors in measured:  # the device is read only after all work is queued
         rows = zip(*(values.tolist() for values in errors.values()), strict=True)
         for name, class_name, row in zip(names, class_names, rows, strict=True):
             own.append(MeshErrors(name, class_name, dict(zip(errors, row, strict=True))))
@@ -79,12 +79,13 @@ def evaluate(
 def field_errors(
     target_name: str, prediction: Float[Tensor, "b q"], target: Float[Tensor, "b q"]
 ) -> dict[str, Float[Tensor, " b"]]:
-    """Errors of each mesh of a batch, the target's metric first.
+    """Return the errors of each mesh of a batch, the target's metric first.
 
-    Of distances ``mean_absolute_error``, and of signed ones ``sign_accuracy``, the share of query points on
-    the right side. Of logits ``error_rate``, the share of wrong labels, and ``iou``, the points labelled
-    inside by both over those labelled inside by either (1 where there are none). Of other numbers
-    ``mean_squared_error``.
+    - For distances: ``mean_absolute_error``; for signed distances also ``sign_accuracy``, the share of query
+      points with the right sign.
+    - For logits: ``error_rate``, the share of wrong labels; and ``iou``, the number of points inside in both
+      prediction and target, divided by the number inside in at least one (1 if there are none).
+    - For other numbers: ``mean_squared_error``.
     """
     output = TARGETS[target_name].output
     if output == "number":
@@ -101,7 +102,7 @@ def field_errors(
 
 
 def baseline_name(target_name: str, *, normals: bool = False) -> str:
-    """Say what :func:`untrained_predictor` predicts."""
+    """Return words for the prediction of :func:`untrained_predictor`."""
     side = "inside behind the nearest point's normal" if normals else "all outside"
     return {
         "distance": "distance to the nearest sampled point",
@@ -112,11 +113,11 @@ def baseline_name(target_name: str, *, normals: bool = False) -> str:
 
 
 def untrained_predictor(target_name: str, backend: str = "auto", *, normals: bool = False) -> Predictor:
-    """Return the predictor that a model has to beat: :func:`baseline_name` in code.
+    """Return the baseline, a predictor without training: see :func:`baseline_name`.
 
-    It knows what the model knows. Without normals a cloud does not tell inside from outside, and most of the
-    cube is outside: so signed distances and labels take everything for outside. With ``normals`` (B, N, 3) in
-    its batches, a point is inside if it lies behind the plane through the nearest sampled point.
+    It gets the same input as the model. Without normals, a cloud does not tell inside from outside, and most
+    of the cube is outside; so all points are predicted to be outside. With ``normals`` (B, N, 3) in its
+    batches, a point is inside if it lies behind the plane through the nearest sampled point.
     """
     output = TARGETS[target_name].output
 

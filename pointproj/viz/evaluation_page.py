@@ -1,4 +1,4 @@
-"""Results of an evaluation for readers: a table, a CSV file, and a page of pictures, the lowest IoU first."""
+"""Results of an evaluation: a table, CSV files, and a page of pictures, with the lowest IoU first."""
 
 import base64
 import csv
@@ -31,20 +31,20 @@ COLUMNS = {
     "normals": "mean absolute cosine between the normals of nearest samples",
     "s": "seconds a reconstruction",
 }
-"""Headings of the table, and what they mean."""
+"""Headings of the table, and their meanings."""
 
 WELL_POSED_MESHES = "well posed"
 HEADINGS = [*COLUMNS]
-NAMES = 3  # the first of these are words
+NAMES = 3  # the first columns, which have words
 NOTE = "\n".join(f"{heading}: {COLUMNS[heading]}" for heading in HEADINGS[NAMES:])
-MOST_SHOWN = 50  # meshes on the page, which holds all that it shows
+MOST_SHOWN = 50  # meshes on the page, which includes all pictures and scenes
 
 
 def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return means by class, then over well-posed meshes and over all.
 
     Rows have ``class`` (or :data:`WELL_POSED_MESHES`, ``"all"``), ``samples``, ``points``, ``method``,
-    ``meshes``, ``well_posed`` (how many of them are), the metrics and ``seconds``.
+    ``meshes``, ``well_posed`` (the number of well-posed meshes), the metrics and ``seconds``.
     """
     kinds = list(dict.fromkeys((r.samples, r.points, r.method) for r in results))
     classes = sorted({r.class_name for r in results})
@@ -63,7 +63,7 @@ def summary(results: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def summary_table(results: Sequence[Measured]) -> str:
-    """Lay out :func:`summary` as a table of several lines for a console."""
+    """Return :func:`summary` as a table for a console."""
     table = Table()
     for heading in HEADINGS[:NAMES]:
         table.add_column(heading)
@@ -111,16 +111,17 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]) -> None:
-    """Write an HTML page that needs no other file and no network, the lowest IoU first.
+    """Write an HTML page of the meshes, with the lowest IoU first; it needs no other file and no network.
 
     Parameters
     ----------
     path : Path
-        Beside it are ``pictures/NAME.png`` and ``views/NAME/TITLE.glb``; the page holds copies of them.
+        File to write. Its folder has ``pictures/NAME.png`` and ``views/NAME/TITLE.glb``, which are copied
+        into the page.
     results : sequence of Measured
-        The meshes are ordered by the IoU of the first result's samples and method.
+        The meshes are ordered by their IoU with the samples and method of the first result.
     facts : mapping
-        Named below the title.
+        Facts to list below the title.
     """
     first = results[0].samples, results[0].method
     meshes = sorted((r for r in results if (r.samples, r.method) == first), key=lambda r: r.values["iou"])
@@ -140,7 +141,7 @@ def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]
 
 
 def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[str, Any]:
-    """What the page says and shows of a mesh."""
+    """Return the text, scenes and picture of a mesh for the page."""
     of_mesh = [r for r in results if (r.class_name, r.name) == (mesh.class_name, mesh.name)]
     posed = "" if _is_well_posed(mesh) else "not "
     lines = [f"label: IoU {mesh.label_agreement:.3f} with floods from outside, so {posed}well posed"]
@@ -156,7 +157,7 @@ def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[st
 
 
 def _histogram(results: Sequence[Measured]) -> bytes:
-    """Draw how many meshes have which IoU, a line for each method and kind of samples."""
+    """Draw a histogram of the meshes' IoU, with a line for each method and kind of samples."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     axis = figure.subplots()
     for samples, method in dict.fromkeys((r.samples, r.method) for r in results):
@@ -178,7 +179,7 @@ def _is_well_posed(result: Measured) -> bool:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    """Cells of a row, one for each of the headings."""
+    """Return the cells of a row, one for each heading."""
     samples = f"{row['samples']}, {row['points']:,}"
     counts = str(row["meshes"]), str(row["well_posed"])
     means = [f"{row[key]:.3f}" for key in METRICS]

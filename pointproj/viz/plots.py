@@ -1,4 +1,4 @@
-"""Pictures of a run: reference points, target, prediction and error of a shape; the losses over the steps."""
+"""Pictures of a run: the points, target, prediction and error of a shape, and the losses over the steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 TICKS = (1, 1.5, 2, 3, 5, 7)  # of a logarithmic axis, times powers of ten
 
 SURFACE_LEVELS: dict[Output, float] = {"signed_distance": 0.0, "logit": 0.5}
-"""Value on the surface, where the target tells inside from outside; logits are drawn as probabilities."""
+"""Value on the surface, for targets that tell inside from outside; logits are drawn as probabilities."""
 
 
 def draw_shape(
@@ -31,27 +31,27 @@ def draw_shape(
     target: Float[np.ndarray, " q"],
     prediction: Float[np.ndarray, " q"],
 ) -> None:
-    """Draw one shape: its cloud, and target, prediction and error on a vertical slice through the grid.
+    """Draw one shape: its cloud; and target, prediction and error on a vertical slice through the grid.
 
     Parameters
     ----------
     path : Path
-        PNG file to write; an older one is replaced whole.
+        PNG file to write; an older one is replaced.
     name : str
-        Of the shape, for the title.
+        Name of the shape, for the title.
     target_name : str
         A key of :data:`pointproj.config.TARGETS`.
     reference_points : array, shape (N, 3)
-        What the network got, in the query cube [-1, 1]^3.
+        The network's input, in the query cube [-1, 1]^3.
     target, prediction : arrays, shape (Q,)
-        On a grid of Q = side^3 points of the query cube, x slowest and z fastest. Where the target holds
-        labels, the prediction holds logits.
+        Values on a grid of Q = side^3 points of the query cube; x changes slowest and z fastest. If the
+        target has labels, the prediction has logits.
     """
     facts = TARGETS[target_name]
     if facts.output == "logit":
         prediction = 0.5 * (1 + np.tanh(0.5 * prediction))  # the logistic function, without overflow
     side = round(len(target) ** (1 / 3))
-    # Of the grid, along y, nearest to the median of the points, so that the slice goes through the shape.
+    # Row of the grid nearest to the points' median y, so that the slice passes through the shape.
     row = round((float(np.median(reference_points[:, 1])) + 1) / 2 * (side - 1))
     row = min(max(row, 0), side - 1)
     y = -1 + 2 * row / (side - 1)
@@ -83,8 +83,9 @@ def draw_losses(
 ) -> None:
     """Draw the training loss and the validation error over the steps into a PNG file.
 
-    ``losses`` and ``errors`` are pairs of step and value; what is not above 0 is left out of the logarithmic
-    axis. The two names are of the axes. ``baseline`` is the error of what needs no training.
+    ``losses`` and ``errors`` are pairs of step and value. Values that are not above 0 are left out, since the
+    axes are logarithmic. ``loss_name`` and ``metric_name`` label the axes. ``baseline`` is the error of the
+    baseline, which needs no training.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -103,7 +104,7 @@ def draw_losses(
 
 
 def _limits(output: Output, values: Float[np.ndarray, "s s"]) -> tuple[float, float]:
-    """Lowest and highest value of the colour scale."""
+    """Return the lowest and highest value of the colour scale."""
     if output == "logit":
         return 0.0, 1.0
     if output == "signed_distance":
@@ -139,6 +140,6 @@ def _draw_slice(
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG file; an older one is replaced whole."""
+    """Write a figure as a PNG file; an older one is replaced."""
     with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)  # a bare Figure draws with Agg: no display is needed
+        figure.savefig(temporary, format="png", dpi=110)  # a Figure without pyplot needs no display

@@ -1,4 +1,4 @@
-"""Pictures of solids and clouds: samples of a surface, shaded and drawn with the nearest on top."""
+"""Pictures of solids and clouds: samples of a surface are shaded and drawn from far to near."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ from pointproj.geometry.sampling import sample_surface
 from pointproj.viz.plots import save_figure
 
 SIZE = 280  # pixels a side
-SAMPLES = 250_000  # of a surface: several a pixel, so that it has no holes
+SAMPLES = 250_000  # of a surface: several for each pixel, so that the picture has no holes
 ELEVATION, AZIMUTH = np.radians(24.0), np.radians(-55.0)
-HALF_WIDTH = 1.25  # of the query cube, from the picture's centre to its edge
+HALF_WIDTH = 1.25  # from the picture's centre to its edge, in units of the query cube
 LIGHT = np.array([0.25, 0.5, 0.83])  # in the picture's axes: right, up, towards the viewer
 COLOUR = np.array([0.42, 0.60, 0.80])
 
@@ -25,7 +25,7 @@ Panel = tuple[str, Pixels]  # one picture in a row, under its heading
 
 
 def surface_panel(title: str, mesh: Mesh) -> Panel:
-    """Draw a mesh in the query cube; a white picture if it has no faces."""
+    """Draw a mesh in the query cube; without faces, the picture is white."""
     if not len(mesh.faces):
         return title, np.full((SIZE, SIZE, 3), 255, dtype=np.uint8)
     points, normals = sample_surface(mesh, SAMPLES, np.random.default_rng(0))
@@ -41,13 +41,13 @@ def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
 
 
 def height_colours(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
-    """Colours of points, by their height."""
+    """Return colours of points, by their height."""
     low, high = points[:, 2].min(), points[:, 2].max()
     return colormaps["cividis"]((points[:, 2] - low) / max(high - low, 1e-9))[:, :3]
 
 
 def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
-    """Write rows of panels, each with a caption above it, as one PNG file; an older one is replaced whole."""
+    """Write rows of panels, each row with a caption above it, as one PNG file; an older one is replaced."""
     columns = max(len(panels) for _, panels in rows)
     figure = Figure(figsize=(2.3 * columns, 2.65 * len(rows)), layout="constrained")
     strips = figure.subfigures(len(rows), 1, squeeze=False)[:, 0]
@@ -62,7 +62,7 @@ def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:
 
 
 def view_axes() -> Float[np.ndarray, "3 3"]:
-    """Columns: the picture's right, up, and towards the viewer, in the cube's axes."""
+    """Return the directions right, up and towards the viewer of a picture, as columns, in the cube's axes."""
     right = np.array([np.cos(AZIMUTH + np.pi / 2), np.sin(AZIMUTH + np.pi / 2), 0.0])
     ahead = np.array(
         [np.cos(ELEVATION) * np.cos(AZIMUTH), np.cos(ELEVATION) * np.sin(AZIMUTH), np.sin(ELEVATION)]
@@ -71,7 +71,7 @@ def view_axes() -> Float[np.ndarray, "3 3"]:
 
 
 def _drawn(points: Float[np.ndarray, "n 3"], colours: Float[np.ndarray, "n 3"]) -> Pixels:
-    """Colour the pixels, 2 x 2 for each point, from the farthest point to the nearest."""
+    """Draw points, each as 2 x 2 pixels, from the farthest to the nearest."""
     seen = points @ view_axes()
     order = np.argsort(seen[:, 2])
     places = np.round((seen[order, :2] / HALF_WIDTH + 1) / 2 * (SIZE - 1)).astype(int)

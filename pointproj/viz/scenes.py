@@ -1,4 +1,4 @@
-"""Solids and clouds that turn in a browser, without a network: trimesh's viewer brings three.js with it."""
+"""Solids and clouds to rotate in a browser, without a connection: trimesh's viewer includes three.js."""
 
 import base64
 from pathlib import Path
@@ -18,7 +18,7 @@ from pointproj.viz.renderings import COLOUR, height_colours, view_axes
 
 DISTANCE = 3.2  # of the camera, in units of the query cube
 MATTE = {"metallicFactor": 0.0, "roughnessFactor": 1.0, "doubleSided": True}
-TOLERANCE = 4e-3  # how far the surface that is shown may be from the one that was measured
+TOLERANCE = 4e-3  # largest distance of the displayed surface from the measured one
 
 
 def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
@@ -27,8 +27,9 @@ def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
     Parameters
     ----------
     shown : Mesh, or float array of shape (n, 3)
-        In the query cube, z up. A closed surface gets fewer faces.
+        In the query cube, with z up. A closed surface is simplified to fewer faces.
     path : Path
+        File to write; an older one is replaced.
     """
     scene = Scene()
     if isinstance(shown, Mesh):
@@ -43,11 +44,11 @@ def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
     place[:3, 3] = DISTANCE * place[:3, 2]
     scene.camera_transform = place
     with replacing(path) as temporary:
-        temporary.write_bytes(scene.export(file_type="glb", include_normals=False))  # faces are flat then
+        temporary.write_bytes(scene.export(file_type="glb", include_normals=False))  # for flat shading
 
 
 def viewer() -> tuple[str, str]:
-    """Return what stands in trimesh's page before and behind a scene, which is a base64 text of its file."""
+    """Return the parts of trimesh's page before and after the scene, which is the base64 text of its file."""
     scene = Scene([PointCloud(np.zeros((1, 3)))])
     page = scene_to_html(scene)
     before, behind = page.split(base64.b64encode(scene.export(file_type="glb")).decode())
@@ -59,7 +60,7 @@ def _y_up(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
 
 
 def _simplified(mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
-    """Vertices and faces, few of them where the surface is closed and flat."""
+    """Return vertices and faces, with flat parts of a closed surface simplified to few faces."""
     solid = Manifold(ManifoldMesh(np.float32(mesh.vertices), np.uint32(mesh.faces)))
     if solid.status() != Error.NoError or not len(mesh.faces):
         return mesh.vertices, mesh.faces
