@@ -93,7 +93,7 @@ def type_words(entry: dataclasses.Field, thousands: str = ",") -> str:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return ``"; did you mean ...?"`` with the candidates that are like ``word``; empty if there are none."""
+    """Return ``"; did you mean ...?"`` with the candidates similar to ``word``, else an empty string."""
     close = difflib.get_close_matches(word, dict.fromkeys(candidates), n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
