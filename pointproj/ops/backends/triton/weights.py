@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pointproj.ops.backends.triton.arithmetic import LOG2E, power, quotient, square
-from pointproj.ops.specification.reference import KERNELS, Weighting
+from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS, Weighting
 
 EXPONENTIAL = tl.constexpr(KERNELS.index("exponential"))
 GAUSSIAN = tl.constexpr(KERNELS.index("gaussian"))
@@ -23,11 +23,10 @@ WEIGHTED = tl.constexpr(REDUCTIONS.index("weighted"))
 
 def parameters(weighting: Weighting, sigma: Tensor) -> tuple[Tensor, Tensor]:
     """The kernel's shape (sigma, power or support) and eps, as tensors: kernels take numbers as fp32."""
-    match weighting.kernel:
-        case "inverse_distance":
-            return sigma.new_full((), weighting.power), sigma.new_full((), weighting.eps)
-        case "compact":
-            return sigma.new_full((), weighting.support), sigma
+    if weighting.kernel == "inverse_distance":
+        return sigma.new_full((), weighting.power), sigma.new_full((), weighting.eps)
+    if weighting.kernel in FINITE_SUPPORT:
+        return sigma.new_full((), weighting.support), sigma
     return sigma, sigma  # which has no eps
 
 

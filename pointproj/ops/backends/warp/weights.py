@@ -23,7 +23,7 @@ import torch
 import warp as wp
 
 from pointproj.ops.backends.warp.common import REALS, once
-from pointproj.ops.specification.reference import Weighting
+from pointproj.ops.specification.reference import FINITE_SUPPORT, Weighting
 
 WITHOUT_END = ("exponential", "gaussian", "inverse_distance")
 PER_SIGMA = {"exponential": 1.0, "gaussian": 2.0}
@@ -45,7 +45,7 @@ def is_relative(kernel: str, reduce: str) -> bool:
 
 def limit_of(weighting: Weighting) -> float:
     """The number that kernels read as ``limit``."""
-    return weighting.support if weighting.kernel == "compact" else weighting.eps
+    return weighting.support if weighting.kernel in FINITE_SUPPORT else weighting.eps
 
 
 @once
