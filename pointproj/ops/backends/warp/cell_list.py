@@ -13,7 +13,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, IntRows, Ints, PlaceRows, aligned, once, struct_of
+from pointproj.ops.backends.warp.common import REALS, CoordinateRows, IntRows, Ints, aligned, once, struct_of
 from pointproj.ops.specification.records import FIELDS
 
 ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
@@ -27,10 +27,10 @@ class CellList(NamedTuple):
     Each cloud has a grid, with one more cell, its last, for points that are not finite: nobody looks there.
     """
 
-    frames: PlaceRows  # (clouds, 12): corner of cell 0, edges of cells, lowest and highest corner of all
+    frames: CoordinateRows  # (clouds, 12): corner of cell 0, edges of cells, lowest and highest corner of all
     shapes: IntRows  # (clouds, 5): cells along x, y, z; numbers of the first cell and of the last
     start: Ints  # (cells + 1,): first sorted point of each cell, then their number
-    points: PlaceRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
+    points: CoordinateRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
 
 
 FIELDS[CellList] = dict.fromkeys(CellList._fields, Tensor | None)
@@ -132,7 +132,7 @@ def clip(x: Any, grid: Any, axis: int, square: Any, first: int, last: int):
 
 
 @wp.func
-def beyond(q: Any, grid: Any, at: wp.vec3i, shell: int):
+def squared_outside(q: Any, grid: Any, at: wp.vec3i, shell: int):
     """Squared distance to the cells outside of a shell around one, never too large; infinite without any."""
     zero = type(grid.slack)(0.0)
     nearest = type(grid.slack)(wp.inf)

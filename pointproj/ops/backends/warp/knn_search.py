@@ -99,8 +99,7 @@ def search_kernel(
     @wp.struct
     class State:
         list: ListState
-        square: real  # of a ball
-        count: int  # of those within it
+        count: int  # of the points within a radius
 
     @wp.func
     def limit(state: State, found: FoundStruct):
@@ -109,7 +108,7 @@ def search_kernel(
     @wp.func
     def visit(state: State, found: FoundStruct, q: vec3, point: vec4, squared: real, exists: bool):
         if wp.static(within):
-            if squared <= state.square:
+            if exists:
                 state.count += 1
             else:
                 squared = real(wp.inf)
@@ -127,7 +126,7 @@ def search_kernel(
     def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
         query, q = common.take(queries, wp.tid())
-        state = State(begin(query, found), real(0.0), 0)
+        state = State(begin(query, found), 0)
         state = search(state, query, q, common.cloud_of(query, queries.batch), where, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         if wp.static(within):

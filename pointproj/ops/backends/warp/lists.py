@@ -18,9 +18,9 @@ from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import (
     OPTIONS,
     REALS,
+    Coordinates,
     Long,
     Longs,
-    Places,
     Points,
     Vectors,
     once,
@@ -137,7 +137,7 @@ class Parts(NamedTuple):
     points: Vectors  # those that are searched, (N, 3)
     row_splits: Longs  # (Q + 1,)
     rows: Longs  # where they begin in memory; Warp's arrays end at 2^31
-    distances: Places  # likewise
+    distances: Coordinates  # likewise
     capacity: Long
     scratch: Longs  # (N,): for the rows of the query that is cut off by the capacity
 
@@ -152,7 +152,7 @@ def row_at(address: wp.uint64, i: int) -> int: ...
 
 
 @wp.func_native("reinterpret_cast<long long*>(address)[i] = row;")
-def put_row(address: wp.uint64, i: int, row: int): ...
+def store_row(address: wp.uint64, i: int, row: int): ...
 
 
 @once
@@ -181,8 +181,8 @@ def sort_function(count: int) -> wp.Function:
                         low = row_at(address, at)
                         high = row_at(address, other)
                         if high < low:
-                            put_row(address, at, high)
-                            put_row(address, other, low)
+                            store_row(address, at, high)
+                            store_row(address, other, low)
                     i += count
                     at = 2 * i - i % bit
                 bit = bit / 2
@@ -200,20 +200,18 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
     group = lanes(count)
 
     @wp.func_native("distances.data[slot] = distance;")
-    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
+    def store_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
 
     @wp.struct
     class State:
-        square: real
         size: int
         address: wp.uint64  # where rows go; 0 while they are only counted
 
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
-        within = exists and squared <= state.square
-        present = group.ballot(within)
-        if within and state.address != wp.uint64(0):
-            put_row(state.address, state.size + group.bits_before(present), common.row_of(point))
+        present = group.ballot(exists)
+        if exists and state.address != wp.uint64(0):
+            store_row(state.address, state.size + group.bits_before(present), common.row_of(point))
         state.size += group.bit_count(present)
         return state
 
@@ -225,7 +223,7 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
         number, _ = wp.tid()
         query, q = common.take(queries, group.item(number))
-        state = State(real(0.0), 0, wp.uint64(0))
+        state = State(0, wp.uint64(0))
         state = search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         if group.lane() == 0:
             parts.row_splits[query + 1] = wp.int64(state.size)
@@ -245,14 +243,14 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         room = int(wp.min(parts.capacity - begin, wp.int64(size)))
         if room < size:
             address = address_of(parts.scratch, wp.int64(0))
-        state = State(real(0.0), 0, address)
+        state = State(0, address)
         search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size)
         for i in range(group.lane(), room, count):
             row = row_at(address, i)
             if room < size:
-                put_row(address_of(parts.rows, begin), i, row)
+                store_row(address_of(parts.rows, begin), i, row)
             squared = common.squared_distance(q, parts.points[row], q[0])
-            put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
+            store_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
     return count_within, fill

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import REALS, Longs, NumberRows, PlaceRows, once, struct_of
+from pointproj.ops.backends.warp.common import REALS, CoordinateRows, Longs, NumberRows, once, struct_of
 
 # Longer lists are heaps in memory. On a CPU one of 24 takes as long either way: 93 ms for 20,000 queries.
 LONGEST_LIST = {"cuda": 64, "cpu": 16}
@@ -21,7 +21,7 @@ class Found(NamedTuple):
     """Where the neighbours of each query go. A heap of them is kept there, too, by squared distances."""
 
     rows: NumberRows  # (Q, k) int32 or int64
-    distances: PlaceRows  # (Q, k); None or (0, k): not wanted
+    distances: CoordinateRows  # (Q, k); None or (0, k): not wanted
     counts: Longs = None  # (Q,), of all within a radius
 
 
