@@ -79,7 +79,7 @@ def _build(
 def new_cell_list(
     launch: Launch, points: Points, radius: float | None = None, largest: Tensor | None = None
 ) -> CellList:
-    """The cell list of a set, for an operator that builds its own: a call of another operator costs time."""
+    """The cell list of a set, for an operator that builds its own, to save a call of another."""
     specs, like = _specs(points.positions, points.batch.count, radius, largest), points.positions
     cells = CellList(*[like.new_empty(shape, dtype=dtype) for shape, dtype in specs.values()])
     _fill(launch, points, cells, radius, largest)

@@ -4,8 +4,6 @@ Formulas are in :mod:`pointproj.ops.specification.gradients`. The gradient of a 
 times (product - mean): product is upstream gradient times feature, mean is upstream gradient times result.
 """
 
-from typing import Any
-
 import torch
 import warp as wp
 from torch import Tensor
@@ -72,7 +70,7 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
     weights = weights_of(variant.kernel, variant.reduce, variant.sums)
     accumulator = _query_accumulator(variant, of_points, of_features)
     SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
-    State = accumulator.State
+    State, Vectors, Reals = accumulator.State, wp.array(dtype=vec3), wp.array(dtype=real)
 
     @wp.func
     def mean_of(query: int, problem: ProblemStruct):
@@ -88,15 +86,11 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
 
     @wp.kernel(**OPTIONS, launch_bounds=_bounds(variant))
     def query_gradient(
-        queries: PointsStruct,
-        source: SourceStruct,
-        problem: ProblemStruct,
-        d_points: wp.array(dtype=vec3),
-        of_sigma: wp.array(dtype=real),
+        points: PointsStruct, source: SourceStruct, problem: ProblemStruct, d_points: Vectors, d_sigma: Reals
     ):
         """Launched over queries and lanes; fills the gradients, and ``means``."""
         number, _ = wp.tid()
-        query, q = common.take(queries, group.item(number))
+        query, q = common.take(points, group.item(number))
         softmax = problem.softmax[query]
         state = State()
         state.q = q
@@ -107,7 +101,7 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
         state.own = rows.load(problem.grad, query, 0)
         if wp.static(of_points):
             state.mean = mean_of(query, problem)
-        state = add_neighbors(state, query, q, common.cloud_of(query, queries.batch), source, problem)
+        state = add_neighbors(state, query, q, common.cloud_of(query, points.batch), source, problem)
         if wp.static(of_points):
             d_point = vec3()
             for axis in range(3):
@@ -115,7 +109,7 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
             d_logits = group.total(state.logits)
             if group.lane() == 0:
                 d_points[query] = d_point
-                of_sigma[query] = weights.by_sigma(d_logits, state.inverse_sigma)
+                d_sigma[query] = weights.by_sigma(d_logits, state.inverse_sigma)
                 if problem.means:
                     problem.means[query] = state.mean
 
@@ -127,31 +121,12 @@ def _bounds(variant: Variant) -> tuple[int, int]:
     return BLOCK, BLOCKS if variant.positions == torch.float32 else 1
 
 
-@once
-def _toward(variant: Variant) -> wp.Function:
-    """``toward(q, other, d_logit, distance, inverse_sigma, problem)``: the gradient of q by one pair."""
-    _, vec3, _ = REALS[variant.positions]
-    real, sums_vec3, _ = REALS[variant.sums]
-    decay = weights_of(variant.kernel, variant.reduce, variant.sums).decay
-
-    @wp.func
-    def toward(q: vec3, other: vec3, d_logit: real, distance: real, inverse_sigma: real, problem: Any):
-        gradient = sums_vec3()
-        if distance > real(0.0):
-            scale = d_logit * decay(distance, inverse_sigma, problem) / distance
-            for axis in range(3):
-                gradient[axis] = scale * real(other[axis] - q[axis])
-        return gradient
-
-    return toward
-
-
 def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> Accumulator:
     """The gradients of a query's position and of sigma; those of references are added by atomics."""
     coordinate, vec3, _ = REALS[variant.positions]
     real, sums_vec3, _ = REALS[variant.sums]
     ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
-    rows, toward, has_weight = row_functions(variant), _toward(variant), has_weight_function(variant)
+    rows, has_weight = row_functions(variant), has_weight_function(variant)
     Channels = rows.Channels
     weights = weights_of(variant.kernel, variant.reduce, variant.sums)
 
@@ -194,11 +169,13 @@ def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> 
             distance = wp.sqrt(common.squared_distance(state.q, other, weight))
             logit = weights.logit(state.base, distance, state.inverse_sigma, problem)
             state.logits += d_logit * logit
-            gradient = toward(state.q, other, d_logit, distance, state.inverse_sigma, problem)
-            state.d_point += gradient
-            if problem.d_others and distance > real(0.0):
+            if distance > real(0.0):
+                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
                 for axis in range(3):
-                    wp.atomic_add(problem.d_others, row, axis, coordinate(-gradient[axis]))
+                    step = scale * real(other[axis] - state.q[axis])
+                    state.d_point[axis] += step
+                    if problem.d_others:
+                        wp.atomic_add(problem.d_others, row, axis, coordinate(-step))
         return state
 
     return Accumulator(
@@ -216,15 +193,11 @@ def reference_gradient_kernel(variant: Variant, of_points: bool, of_features: bo
     rows, group = row_functions(variant), lanes(variant.lanes)
     accumulator = _reference_accumulator(variant, of_points, of_features)
     SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
-    State = accumulator.State
+    State, Vectors = accumulator.State, wp.array(dtype=vec3)
 
     @wp.kernel(**OPTIONS, launch_bounds=_bounds(variant))
     def reference_gradient(
-        references: PointsStruct,
-        source: SourceStruct,
-        problem: ProblemStruct,
-        chunks: int,
-        d_points: wp.array(dtype=vec3),
+        references: PointsStruct, source: SourceStruct, problem: ProblemStruct, chunks: int, d_points: Vectors
     ):
         """Launched over references times chunks, and lanes; fills the gradients."""
         number, _ = wp.tid()
@@ -255,7 +228,7 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
     _, vec3, _ = REALS[variant.positions]
     real, sums_vec3, _ = REALS[variant.sums]
     ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
-    rows, toward, has_weight = row_functions(variant), _toward(variant), has_weight_function(variant)
+    rows, has_weight = row_functions(variant), has_weight_function(variant)
     Channels, Nothing = rows.Channels, wp.types.vector(length=1, dtype=real)
     Own, Sums = Channels if of_points else Nothing, Channels if of_features else Nothing
     weights = weights_of(variant.kernel, variant.reduce, variant.sums)
@@ -303,7 +276,10 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
             other = problem.others[query]
             distance = wp.sqrt(common.squared_distance(state.q, other, weight))
             d_logit = weight * (product - mean)
-            state.d_point += toward(state.q, other, d_logit, distance, state.inverse_sigma, problem)
+            if distance > real(0.0):
+                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
+                for axis in range(3):
+                    state.d_point[axis] += scale * real(other[axis] - state.q[axis])
         return state
 
     if not of_points:

@@ -49,10 +49,10 @@ def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: 
 
 
 def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
-    """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
+    """Weighted mean or sum of the features within ``radius``, without lists.
 
-    Gradients that belong to reference points are gathered by the transposed search, over the queries near
-    each of them: the backward sorts the queries.
+    Gradients of reference points and features are gathered over the queries around each reference point: the
+    backward sorts the queries into cells.
     """
     features, sigma, weighting = summands
     if tables is None:
@@ -66,7 +66,7 @@ _summed = itemgetter("features", "sigma", "aggregated", "softmax", "grad_aggrega
 
 
 def _lists_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, with the lists that were given or found."""
+    """The values, with the lists that were given, or else found."""
     given = values["neighbor_indices"]
     return values | {"neighbor_indices": values["found"] if given is None else given}
 
@@ -90,7 +90,7 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
-    """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
+    """Without atomics: in deterministic mode torch sorts before it adds."""
     needs = {name: values[f"d_{name}"] is not None for name in DIFFERENTIABLE}
     made = aggregate_backward((values["grad_aggregated"],), needs, Saved(values, ()), listed_chunks)
     for name, gradient in zip(DIFFERENTIABLE, made, strict=True):

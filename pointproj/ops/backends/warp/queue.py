@@ -41,15 +41,6 @@ class Queue(NamedTuple):
     flush: wp.Function  # (queue, problem) -> queue, after which it is empty
 
 
-class Memory(NamedTuple):
-    """A point's queue in shared memory: a number and a row for each neighbour."""
-
-    address: wp.Function  # ()
-    store: wp.Function  # (address, i, number, row)
-    number_at: wp.Function  # (address, i)
-    row_at: wp.Function  # (address, i)
-
-
 def queue_of(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> Queue:
     """The queue for so many lanes, and sums in this dtype."""
     return _no_queue(accumulator, sums) if lanes.count == 1 else _shared_queue(accumulator, lanes, sums)
@@ -91,19 +82,16 @@ def _no_queue(accumulator: Accumulator, sums: torch.dtype) -> Queue:
 
 def _shared_queue(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> Queue:
     real, *_ = REALS[sums]
-    Problem, memory = accumulator.Problem, _shared_memory(sums)
-    QueueState = _state_struct(accumulator.State)
-    weigh_all, add_all = (
-        _weigh_all(accumulator, lanes, memory, real),
-        _add_all(accumulator, lanes, memory, real),
-    )
+    Problem, QueueState = accumulator.Problem, _state_struct(accumulator.State)
+    weigh_all, add_all = _weigh_all(accumulator, lanes, sums), _add_all(accumulator, lanes, sums)
+    address, store, *_ = _shared_memory(sums)
     most = LENGTH - AT_ONCE * lanes.count
 
     @wp.func
     def push(queue: QueueState, problem: Problem, exists: bool, row: int, squared: real):
         present = lanes.ballot(exists)
         if exists:
-            memory.store(memory.address(), queue.size + lanes.bits_before(present), squared, row)
+            store(address(), queue.size + lanes.bits_before(present), squared, row)
         queue.size += lanes.bit_count(present)
         return queue
 
@@ -126,45 +114,48 @@ def _shared_queue(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> 
     return Queue(QueueState, push, make_room, flush)
 
 
-def _weigh_all(accumulator: Accumulator, lanes: Lanes, memory: Memory, real: Any) -> wp.Function:
+def _weigh_all(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> wp.Function:
     """``weigh_all(state, problem, size) -> state``: weights take the place of squared distances."""
     State, Problem, has_weight, rescale, weigh, *_ = accumulator
-    count = lanes.count
+    address, store, number_at, row_at = _shared_memory(sums)
+    real, count = REALS[sums][0], lanes.count
 
     @wp.func
     def weigh_all(state: State, problem: Problem, size: int):
-        queue = memory.address()
+        queue = address()
         if wp.static(rescale is not None):
             least = real(wp.inf)
             for i in range(lanes.lane(), size, count):
-                if has_weight(problem, memory.row_at(queue, i)):
-                    least = wp.min(least, memory.number_at(queue, i))
+                if has_weight(problem, row_at(queue, i)):
+                    least = wp.min(least, number_at(queue, i))
             state = rescale(state, problem, least)
         for i in range(lanes.lane(), size, count):
-            row = memory.row_at(queue, i)
-            state, weight = weigh(state, problem, row, memory.number_at(queue, i))
-            memory.store(queue, i, weight, row)
+            row = row_at(queue, i)
+            state, weight = weigh(state, problem, row, number_at(queue, i))
+            store(queue, i, weight, row)
         return state
 
     return weigh_all
 
 
-def _add_all(accumulator: Accumulator, lanes: Lanes, memory: Memory, real: Any) -> wp.Function:
+def _add_all(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> wp.Function:
     """``add_all(state, problem, size) -> state``: all lanes add each row, then each lane adds one pair."""
     State, Problem, *_, add_row, add_pair = accumulator
-    count, Parts = lanes.count, wp.types.vector(length=ROWS_AT_ONCE, dtype=real)
+    address, _, number_at, row_at = _shared_memory(sums)
+    real, count = REALS[sums][0], lanes.count
+    Parts = wp.types.vector(length=ROWS_AT_ONCE, dtype=real)
 
     @wp.func
     def add_all(state: State, problem: Problem, size: int):
-        queue = memory.address()
+        queue = address()
         product = real(0.0)  # of this lane's pair, among the last as many as there are lanes
         at = int(0)
         while lanes.any(at < size or at % count > 0):
             parts = Parts()
             for j in range(ROWS_AT_ONCE):
                 exists = at + j < size
-                row = wp.where(exists, memory.row_at(queue, at + j), 0)
-                state, part = add_row(state, problem, exists, row, memory.number_at(queue, at + j))
+                row = wp.where(exists, row_at(queue, at + j), 0)
+                state, part = add_row(state, problem, exists, row, number_at(queue, at + j))
                 parts[j] = part
             if wp.static(add_pair is not None):
                 sum = lanes.totals(parts)
@@ -173,15 +164,15 @@ def _add_all(accumulator: Accumulator, lanes: Lanes, memory: Memory, real: Any) 
             if wp.static(add_pair is not None):
                 own = at - count + lanes.lane()
                 if at % count == 0 and own < size:
-                    row = memory.row_at(queue, own)
-                    state = add_pair(state, problem, row, memory.number_at(queue, own), product)
+                    row = row_at(queue, own)
+                    state = add_pair(state, problem, row, number_at(queue, own), product)
         return state
 
     return add_all
 
 
 _ENTRY = "struct Entry {{ {real} number; int row; }};"
-# One entry more than the queue needs: so the queues of a block begin in different banks of memory.
+# One entry more than the queue needs: so the queues of a block begin in different banks of
 _ADDRESS = """
     __shared__ Entry all[{block} / {lanes} * ({length} + 1)];
     return reinterpret_cast<unsigned long long>(all + threadIdx.x / {lanes} * ({length} + 1));
@@ -189,8 +180,11 @@ _ADDRESS = """
 
 
 @once
-def _shared_memory(sums: torch.dtype) -> Memory:
-    """Written in CUDA, because Warp's shared arrays belong to a whole block, not to the lanes of a point."""
+def _shared_memory(sums: torch.dtype) -> tuple[wp.Function, ...]:
+    """Functions of a point's queue: a number and a row for each neighbour.
+
+    They are written in CUDA, because a shared array of Warp belongs to a whole block of threads.
+    """
     real, *_ = REALS[sums]
     names = {"real": f"wp::{real.__name__}", "block": BLOCK, "lanes": LANES, "length": LENGTH}
     entry = _ENTRY.format(**names)
@@ -208,4 +202,4 @@ def _shared_memory(sums: torch.dtype) -> Memory:
     @wp.func_native(queue + "return queue[i].row;")
     def row_at(address: wp.uint64, i: int) -> int: ...
 
-    return Memory(address, store, number_at, row_at)
+    return address, store, number_at, row_at

@@ -13,18 +13,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    CoordinateRows,
-    NumberPairs,
-    NumberRows,
-    Numbers,
-    Points,
-    Vectors,
-    once,
-    struct_of,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, NumberRows, Numbers, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.neighbors import NeighborSource, Variant, each_neighbor
 from pointproj.ops.backends.warp.queue import BLOCK, Accumulator
@@ -47,13 +36,13 @@ class Problem(NamedTuple):
     support: float
     features: NumberRows  # (N, C), of the reference points
     aggregated: NumberRows  # (Q, C), results of the queries
-    softmax: NumberPairs  # (Q, 2), of the queries: base and 1 / total
+    softmax: common.NumberPairs  # (Q, 2), of the queries: base and 1 / total
     columns: int  # C
     chunks: int  # searches that it takes to cover all channels
     grad: NumberRows = None  # (Q, C), upstream gradients of the results
     means: Numbers = None  # (Q,), sums over the channels of upstream gradient times result
-    others: Vectors = None  # (n, 3), positions of the neighbours
-    d_others: CoordinateRows = None  # (n, 3), gradient of those positions, over lists
+    others: common.Vectors = None  # (n, 3), positions of the neighbours
+    d_others: common.CoordinateRows = None  # (n, 3), gradient of those positions, over lists
     d_features: NumberRows = None  # (N, C), gradient of the features
 
 
