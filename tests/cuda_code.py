@@ -172,7 +172,7 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             name = f"kNN search, k = {k or 'more'}, {label}"
             yield name, knn_search.BLOCK, search_kernel(cell_list.CellList, real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
-            yield name, lists.BLOCK, search_kernel(neighbors.Ball, real, k, torch.int64, 1)
+            yield name, lists.BLOCK, search_kernel(neighbors.Ball, real, k, torch.int64, lists.BLOCKS)
         for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
             yield f"lists: {part}, {label}", lists.BLOCK, kernel
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):

@@ -13,7 +13,7 @@ from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, once, str
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import NeighborSource, Variant, each_neighbor
 from pointproj.ops.backends.warp.queue import BLOCK, Accumulator
-from pointproj.ops.backends.warp.sums import BLOCKS, Problem, has_weight_function, row_functions
+from pointproj.ops.backends.warp.sums import Problem, has_weight_function, launch_bounds, row_functions
 from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 
@@ -84,7 +84,7 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
             mean = group.total(mean)
         return mean
 
-    @wp.kernel(**OPTIONS, launch_bounds=_bounds(variant))
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
     def query_gradient(
         points: PointsStruct, source: SourceStruct, problem: ProblemStruct, d_points: Vectors, d_sigma: Reals
     ):
@@ -114,11 +114,6 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
                     problem.means[query] = state.mean
 
     return query_gradient
-
-
-def _bounds(variant: Variant) -> tuple[int, int]:
-    """Threads of a block, and blocks that a multiprocessor should have registers for."""
-    return BLOCK, BLOCKS if variant.positions == torch.float32 else 1
 
 
 def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> Accumulator:
@@ -195,7 +190,7 @@ def reference_gradient_kernel(variant: Variant, of_points: bool, of_features: bo
     SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
     State, Vectors = accumulator.State, wp.array(dtype=vec3)
 
-    @wp.kernel(**OPTIONS, launch_bounds=_bounds(variant))
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
     def reference_gradient(
         references: PointsStruct, source: SourceStruct, problem: ProblemStruct, chunks: int, d_points: Vectors
     ):
@@ -229,8 +224,7 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
     real, sums_vec3, _ = REALS[variant.sums]
     ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
     rows, has_weight = row_functions(variant), has_weight_function(variant)
-    Channels, Nothing = rows.Channels, wp.types.vector(length=1, dtype=real)
-    Own, Sums = Channels if of_points else Nothing, Channels if of_features else Nothing
+    Channels = rows.Channels
     weights = weights_of(variant.kernel, variant.reduce, variant.sums)
 
     @wp.struct
@@ -239,9 +233,9 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
         row: int
         chunk: int
         inverse_sigma: real
-        own: Own  # the first chunk of the point's features
+        own: Channels  # the first chunk of the point's features
         d_point: sums_vec3
-        sums: Sums  # of the features' gradient
+        sums: Channels  # of the features' gradient
 
     @wp.func
     def weigh(state: State, problem: ProblemStruct, query: int, squared: real):

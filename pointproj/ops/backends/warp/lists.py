@@ -23,6 +23,8 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.records import Tables, fields_apart
 
+BLOCKS = 6  # that a multiprocessor runs at the same time, for short lists
+
 
 def radius_search(
     clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
@@ -79,7 +81,7 @@ def _nearest_within(
     counts: Tensor,
 ) -> None:
     searched, found = _queries_and_ball(launch, clouds, cells, radius, radii), Found(rows, distances, counts)
-    kernel = search_kernel(Ball, distances.dtype, *list_of(found), 1)
+    kernel = search_kernel(Ball, distances.dtype, *list_of(found), BLOCKS)
     launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
 
 

@@ -34,9 +34,7 @@ class Queue(NamedTuple):
     """How a kernel hands neighbours to an accumulator."""
 
     State: Any  # struct of ``size`` and ``sums``, the accumulator's state
-    push: (
-        wp.Function
-    )  # (queue, problem, exists, row, squared distance) -> queue; one neighbour a lane, or none
+    push: wp.Function  # (queue, problem, exists, row, squared distance) -> queue; at most one from each lane
     make_room: wp.Function  # (queue, problem) -> queue with room for AT_ONCE more pushes
     flush: wp.Function  # (queue, problem) -> queue, after which it is empty
 

@@ -189,6 +189,11 @@ def launch_sums(
     launch(aggregate_kernel(variant), shape, queries, source, problem, block_dim=BLOCK)
 
 
+def launch_bounds(variant: Variant) -> tuple[int, int]:
+    """Threads of a block, and blocks for which a multiprocessor should have registers."""
+    return BLOCK, BLOCKS if variant.positions == torch.float32 else 1
+
+
 @once
 def has_weight_function(variant: Variant) -> wp.Function:
     """``has_weight(problem, row)``: whether the reference weight of a row, its last feature, is not 0."""
@@ -216,7 +221,7 @@ def aggregate_kernel(variant: Variant) -> wp.Kernel:
     SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
     State = accumulator.State
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()
@@ -228,17 +233,17 @@ def aggregate_kernel(variant: Variant) -> wp.Kernel:
         state.inverse_sigma = real(1.0) / problem.sigma[0]
         state.base = real(first_base)
         state = add_neighbors(state, query, q, common.cloud_of(query, queries.batch), source, problem)
-        inverse = real(1.0)
+        inverse_total = real(1.0)
         if wp.static(reduce != "sum"):
             total = group.total(state.total)
-            inverse = real(0.0)
+            inverse_total = real(0.0)
             if total > real(0.0):
-                inverse = real(1.0) / total
+                inverse_total = real(1.0) / total
         if not wp.isfinite(q):
-            inverse = real(wp.nan)
-        store(state.sums, inverse, problem.aggregated, query, chunk)
+            inverse_total = real(wp.nan)
+        store(state.sums, inverse_total, problem.aggregated, query, chunk)
         if chunk == 0 and group.lane() == 0:
-            problem.softmax[query] = Pair(state.base, inverse)
+            problem.softmax[query] = Pair(state.base, inverse_total)
 
     return aggregate
 

@@ -102,26 +102,20 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     return visit_run if lanes.count == 1 else visit_runs
 
 
-def _row_of_cells(dtype: torch.dtype, data: Any) -> wp.Function:
-    """``run_of(search, y, z, x0, x1, limit) -> begin, size``: a run of points in a row of cells."""
-    real, *_ = REALS[dtype]
-    Search = _search_struct(dtype, data)
-
-    @wp.func
-    def run_of(search: Search, y: int, z: int, x0: int, x1: int, limit: real):
-        across_y = cell_list.gap(search.q[1], search.grid, 1, y)
-        across_z = cell_list.gap(search.q[2], search.grid, 2, z)
-        rest = limit - (across_y * across_y + across_z * across_z)
-        first, last = cell_list.clip(search.q[0], search.grid, 0, rest, x0, x1)
-        begin = int(0)
-        size = int(0)
-        if first <= last:
-            cell = cell_list.first_cell(search.grid, y, z)
-            begin = search.cells.start[cell + first]
-            size = search.cells.start[cell + last + 1] - begin
-        return begin, size
-
-    return run_of
+@wp.func
+def run_of(search: Any, y: int, z: int, x0: int, x1: int, limit: Any):
+    """First point and number of points of a row of cells, as far as the cells are within the limit."""
+    across_y = cell_list.gap(search.q[1], search.grid, 1, y)
+    across_z = cell_list.gap(search.q[2], search.grid, 2, z)
+    rest = limit - (across_y * across_y + across_z * across_z)
+    first, last = cell_list.clip(search.q[0], search.grid, 0, rest, x0, x1)
+    begin = int(0)
+    size = int(0)
+    if first <= last:
+        cell = cell_list.first_cell(search.grid, y, z)
+        begin = search.cells.start[cell + first]
+        size = search.cells.start[cell + last + 1] - begin
+    return begin, size
 
 
 def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
@@ -131,8 +125,7 @@ def _box_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     are left out: of their rows only the two ends are new.
     """
     Search, State = _search_struct(dtype, visitor.Data), visitor.State
-    visit_runs, run_of = _run_visitor(dtype, lanes, visitor), _row_of_cells(dtype, visitor.Data)
-    limit_of, count = visitor.limit, lanes.count
+    visit_runs, limit_of, count = _run_visitor(dtype, lanes, visitor), visitor.limit, lanes.count
 
     @wp.func
     def visit_box(
@@ -227,31 +220,32 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
     return search
 
 
+@wp.func
+def first_shell(cells: Any, grid: Any, at: wp.vec3i, wanted: int):
+    """The shell that holds enough points, if all rows of cells are as dense as the query's own.
+
+    It is the query's own cell if that holds enough: the limit found there leaves few other points.
+    """
+    row = cell_list.first_cell(grid, at[1], at[2])
+    if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
+        return 0
+    last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
+    points = cells.start[row + last] - cells.start[row + first]
+    shell = int(1)
+    for larger in range(2, LARGEST_FIRST_SHELL + 1):
+        side = 2 * shell + 1
+        if points * side * side * side < 3 * PLENTY * wanted:
+            shell = larger
+    return shell
+
+
 def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
     """``search(state, query, q, cloud, cells, data) -> state``: visit the nearest if ``q`` is finite."""
     real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = struct_of(CellList, dtype), visitor.State, visitor.Data
     Search = _search_struct(dtype, Data)
-    (GridStruct, load), limit_of, wanted = grid_of(dtype), visitor.limit, visitor.wanted
+    (_, load), limit_of, wanted = grid_of(dtype), visitor.limit, visitor.wanted
     visit_box = _box_visitor(dtype, lanes, visitor)
-
-    @wp.func
-    def first_shell(cells: CellListStruct, grid: GridStruct, at: wp.vec3i):
-        """The shell that holds enough points, if all rows are as dense as the query's own.
-
-        It is the query's own cell where that holds enough: the limit found there leaves few other points.
-        """
-        row = cell_list.first_cell(grid, at[1], at[2])
-        if cells.start[row + at[0] + 1] - cells.start[row + at[0]] >= PLENTY * wanted:
-            return 0
-        last, first = wp.min(at[0] + 2, grid.shape[0]), wp.max(at[0] - 1, 0)
-        points = cells.start[row + last] - cells.start[row + first]
-        shell = int(1)
-        for larger in range(2, LARGEST_FIRST_SHELL + 1):
-            side = 2 * shell + 1
-            if points * side * side * side < 3 * PLENTY * wanted:
-                shell = larger
-        return shell
 
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, cells: CellListStruct, data: Data):
@@ -260,7 +254,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
             made = Search(q, cells, data, grid, real(0.0), real(0.0))
             at = cell_list.cell_at(q, grid)
             inner = int(-1)  # all cells up to this shell have been visited
-            shell = first_shell(cells, grid, at)
+            shell = first_shell(cells, grid, at, wanted)
             searching = bool(True)
             while searching:
                 low = wp.vec3i()
