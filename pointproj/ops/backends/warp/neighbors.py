@@ -62,7 +62,7 @@ def _within_radius(variant: Variant, accumulator: Accumulator, queue: Queue) -> 
         in_sums_dtype = common.squared_distance(q, common.position_of(point), real(0.0))
         return queue.push(state, problem, exists, common.row_of(point), in_sums_dtype)
 
-    visitor = Visitor(QueueState, Problem, visit, queue.make_room)
+    visitor = Visitor(QueueState, Problem, visit, queue.flush_if_full)
     search = ball_search(variant.positions, lanes(variant.lanes), visitor)
 
     @wp.func
@@ -92,7 +92,7 @@ def _in_lists(variant: Variant, accumulator: Accumulator, queue: Queue) -> wp.Fu
             if row >= 0:
                 squared = common.squared_distance(q, lists.others[row], squared)
             queued = queue.push(queued, problem, row >= 0, row, squared)
-            queued = queue.make_room(queued, problem)
+            queued = queue.flush_if_full(queued, problem)
         queued = queue.flush(queued, problem)
         return queued.sums
 

@@ -35,7 +35,7 @@ class Queue(NamedTuple):
 
     State: Any  # struct of ``size`` and ``sums``, the accumulator's state
     push: wp.Function  # (queue, problem, exists, row, squared distance) -> queue; at most one from each lane
-    make_room: wp.Function  # (queue, problem) -> queue with room for AT_ONCE more pushes
+    flush_if_full: wp.Function  # (queue, problem) -> queue, which can take AT_ONCE more pushes
     flush: wp.Function  # (queue, problem) -> queue, after which it is empty
 
 
@@ -104,12 +104,12 @@ def _shared_queue(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> 
         return queue
 
     @wp.func
-    def make_room(queue: QueueState, problem: Problem):
+    def flush_if_full(queue: QueueState, problem: Problem):
         if lanes.any(queue.size > most):
             queue = flush(queue, problem)
         return queue
 
-    return Queue(QueueState, push, make_room, flush)
+    return Queue(QueueState, push, flush_if_full, flush)
 
 
 def _weigh_all(accumulator: Accumulator, lanes: Lanes, sums: torch.dtype) -> wp.Function:

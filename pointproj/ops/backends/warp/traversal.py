@@ -30,7 +30,7 @@ class Visitor(NamedTuple):
     Data: Any  # struct: what there is to read and write
     # (state, data, q, point, squared distance, exists) -> state; within a radius only neighbours exist
     visit: wp.Function
-    make_room: wp.Function | None = None  # (state, data) -> state, after AT_ONCE points
+    flush_if_full: wp.Function | None = None  # (state, data) -> state, after AT_ONCE points
     limit: wp.Function | None = None  # of the nearest: (state, data) -> squared distance of the farthest
     wanted: int = 0  # of the nearest: how many
 
@@ -68,7 +68,7 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     """``visit_runs(state, search, begin, count) -> state``: each lane has its own run of sorted points."""
     real, _, vec4 = REALS[dtype]
     Search, State = _search_struct(dtype, visitor.Data), visitor.State
-    visit, make_room, within_radius = visitor.visit, visitor.make_room, visitor.limit is None
+    visit, flush_if_full, within_radius = visitor.visit, visitor.flush_if_full, visitor.limit is None
     Several = wp.types.matrix(shape=(AT_ONCE, 4), dtype=real)
 
     @wp.func
@@ -94,8 +94,8 @@ def _run_visitor(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
                     several[j] = common.load_point(search.cells.points, begin + i + j)
             for j in range(AT_ONCE):
                 state = visit_point(state, search, several[j], i + j < count)
-            if wp.static(make_room is not None):
-                state = make_room(state, search.data)
+            if wp.static(flush_if_full is not None):
+                state = flush_if_full(state, search.data)
             i += AT_ONCE
         return state
 
