@@ -172,21 +172,20 @@ def _warp_kernels() -> Iterator[tuple[str, int, object]]:
             name = f"kNN search, k = {k or 'more'}, {label}"
             yield name, knn_search.BLOCK, search_kernel(cell_list.CellList, real, k, torch.int64, 8)
             name = f"the nearest within a radius, k = {k or 'more'}, {label}"
-            yield name, lists.BLOCK, search_kernel(neighbors.Ball, real, k, torch.int64, 1)
+            yield name, lists.BLOCK, search_kernel(neighbors.Ball, real, k, torch.int64, lists.BLOCKS)
         for part, kernel in zip(("count", "fill"), lists.list_kernels(real, 8), strict=True):
             yield f"lists: {part}, {label}", lists.BLOCK, kernel
         for source, where in ((neighbors.Ball, "within a radius"), (neighbors.Lists, "over lists")):
             vector = 4 if source is neighbors.Ball else 1
-            form = neighbors.Form(source, real, real, 8, 4, vector, True, "exponential", "mean")
-            kernel = sums.aggregate_kernel(form)
-            yield f"sums {where}, {label}", usual, kernel
-            forms = [(True, True, False), (False, False, True), (False, True, True)]
+            variant = neighbors.Variant(source, real, real, 8, 4, vector, True, "exponential", "mean")
+            yield f"sums {where}, {label}", usual, sums.aggregate_kernel(variant)
+            query, reference = gradients.query_gradient_kernel, gradients.reference_gradient_kernel
+            made = [("queries", query, True, False), ("features", reference, False, True)]
+            made += [("references", reference, True, True)]
             if source is neighbors.Lists:
-                forms = [(True, False, True), (True, True, True)]
-            for gathered in forms:
-                kernel = gradients.gradient_kernel(form, gradients.Gathered(*gathered))
-                of = "features" if not gathered[1] else "queries" if gathered[0] else "references"
-                yield f"gradients of {of} {where}, {label}", usual, kernel
+                made = [("features", query, False, True), ("queries", query, True, True)]
+            for of, kernel, *needed in made:
+                yield f"gradients of {of} {where}, {label}", usual, kernel(variant, *needed)
 
 
 def triton(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:

@@ -15,7 +15,12 @@ from pointproj.ops.index import Index, build_index
 from pointproj.ops.specification.clouds import as_dtype, rows_in_cloud, rows_in_packed
 from pointproj.ops.specification.distances import distances_of
 from pointproj.ops.specification.records import Summands
-from pointproj.ops.specification.reference import Weighting, masked_features, sigma_in_range
+from pointproj.ops.specification.reference import (
+    FINITE_SUPPORT,
+    Weighting,
+    masked_features,
+    sigma_in_range,
+)
 from pointproj.ops.torch_internals import has_modes, raw_stream
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
@@ -178,9 +183,9 @@ def knn_aggregate(
     arguments.check_k(k, reference_points)
     if max_radius is not None:
         max_radius = arguments.checked_radius(max_radius, query_points.dtype, "max_radius")
-    elif kernel == "compact":
+    elif kernel in FINITE_SUPPORT:
         raise ValueError(
-            'kernel="compact" ends at max_radius, which is missing: give it in units of the points'
+            f'kernel="{kernel}" ends at max_radius, which is missing: give it in units of the points'
         )
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))

@@ -7,7 +7,12 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
-from pointproj.ops.specification.reference import Weighting, masked_features, sigma_in_range
+from pointproj.ops.specification.reference import (
+    FINITE_SUPPORT,
+    Weighting,
+    masked_features,
+    sigma_in_range,
+)
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -82,8 +87,8 @@ def aggregate(
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-        if kernel == "compact":
-            weighting = weighting._replace(support=_support(neighbors, pairs))
+        if kernel in FINITE_SUPPORT:
+            weighting = weighting._replace(support=_support(neighbors, pairs, kernel))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
     if own is not None:
         weights = own if weights is None else weights * own
@@ -102,11 +107,11 @@ def aggregate(
     return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
-def _support(neighbors: Neighbors | NeighborList, pairs: ListedPairs) -> float | Tensor:
+def _support(neighbors: Neighbors | NeighborList, pairs: ListedPairs, kernel: str) -> float | Tensor:
     """The radius at each pair."""
     if neighbors.radius is None:
         raise ValueError(
-            'kernel="compact" ends at the radius of the list, which it does not have: make it with '
+            f'kernel="{kernel}" ends at the radius of the list, which it does not have: make it with '
             "radius_neighbors, or give Neighbors(..., radius=)"
         )
     if isinstance(neighbors.radius, Tensor):

@@ -12,7 +12,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from pointproj.ops.backends.triton import cell_list, gradients, knn_search, sums  # noqa: E402
 
 POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
-SUMS = ["features", "shape", "eps", "aggregated", "softmax", "grad"]
+SUMS = ["features", "parameter", "eps", "aggregated", "softmax", "grad"]
 SUMS += ["d_query", "d_reference", "d_features", "d_sigma"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
 DEFAULT = {"KERNEL": 0, "REDUCE": 0, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}

@@ -260,6 +260,8 @@ RELATIVE: dict[str, Callable[[Tensor, Tensor, float | Tensor, Weighting], Tensor
     "gaussian": _relative_gaussian,
     "inverse_distance": _relative_inverse_distance,
 }
+# Those that are 0 from ``Weighting.support`` on.
+FINITE_SUPPORT = ("compact",)
 KERNELS = tuple(TABLE)
 
 

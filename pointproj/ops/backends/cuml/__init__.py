@@ -1,8 +1,8 @@
 """RAPIDS cuML's ``NearestNeighbors`` on CUDA, made exact by :mod:`.candidates`; kNN only.
 
-cuML waits for the device in every call, so this backend does too: clouds of a ragged batch are searched one
-after the other, their sizes read from the device, and no CUDA graph can hold a step. It works in fp32:
-positions in fp64 are searched in fp32 and ranked in fp64.
+cuML waits for the device in every call, and so does this backend. The clouds of a ragged batch are searched
+one after the other, with sizes read from the device. A step cannot be captured in a CUDA graph. cuML searches
+in fp32; for positions in fp64 its candidates are ranked in fp64.
 """
 
 import functools
@@ -34,8 +34,8 @@ PACKAGES = ("cuml", "cupy")
 _algorithm = "auto"
 
 
-class CaptureImpossible(RuntimeError):  # noqa: N818 - says what happened
-    """A search was asked for while a CUDA graph is recorded."""
+class CaptureImpossible(RuntimeError):  # noqa: N818 - the name is the message
+    """A search was called while a CUDA graph is recorded."""
 
 
 def unavailable() -> str | None:
@@ -51,10 +51,10 @@ def unavailable() -> str | None:
 
 
 def use_algorithm(name: str) -> None:
-    """Choose how cuML searches from now on: ``brute`` force, ``rbc`` (random ball cover), or ``auto``.
+    """Choose the algorithm of the next searches: ``brute`` force, ``rbc`` (random ball cover) or ``auto``.
 
-    ``auto`` takes rbc for clouds of 100,000 points and more. rbc asked for by name is used for smaller clouds
-    too; where cuML cannot (more neighbours than landmarks) it takes brute force. Results are the same.
+    ``auto`` uses rbc for clouds of 100,000 points and more. ``rbc`` uses it for all clouds, except that cuML
+    takes brute force for more neighbours than rbc has landmarks. Results are the same.
     """
     global _algorithm
     if name not in ALGORITHMS:
@@ -105,23 +105,23 @@ class _FittedCloud:
         return torch.from_dlpack(self._by_cuml(rows))
 
     def _by_cuml(self, work: Callable[[], Any]) -> Any:
-        """Let cuML work on what the current stream has written by then.
+        """Let cuML work on what the current stream has written.
 
-        cuML has a stream of its own and is done when it returns, so waiting for the current stream before is
-        all the order there must be. What it returned is read before a search ends, see ``candidates``.
+        cuML uses a stream of its own, and waits for it before it returns. So it is enough to wait for the
+        current stream before the call. Its results are read before a search ends, see ``candidates``.
         """
         torch.cuda.current_stream().synchronize()
         return _thread_of(self.candidates.points.device).submit(work).result()
 
 
 class _Index(NamedTuple):
-    """What an index's token stands for; gone when the token is."""
+    """The fitted clouds of an index, as long as its token exists."""
 
     token: StorageWeakRef
     clouds: list[_FittedCloud]
 
 
-# cuML's models are no tensors. An index is a token, a tensor whose address finds the models here.
+# cuML's models are not tensors. So an index is a token: a tensor whose address is the key of the models.
 _indices: dict[int, _Index] = {}
 
 
@@ -156,7 +156,7 @@ def _fit(reference_points: Tensor, bounds: list[tuple[int, int]]) -> list[_Fitte
 
 
 def _on(device: torch.device) -> torch.cuda.device:
-    """Make a device the current one, where no CUDA graph is being recorded."""
+    """Make a device the current one; an error while a CUDA graph is recorded."""
     if torch.cuda.is_current_stream_capturing():
         raise CaptureImpossible(f"backend cuml cannot be recorded in a CUDA graph: {WAITS}")
     return torch.cuda.device(device)
@@ -164,18 +164,18 @@ def _on(device: torch.device) -> torch.cuda.device:
 
 @functools.cache
 def _thread_of(device: torch.device) -> ThreadPoolExecutor:
-    """A thread whose device is this one: cuML keeps what it needs of a device by thread."""
+    """A thread for this device: cuML has one state of a device in each thread."""
     return ThreadPoolExecutor(1, "cuml", initializer=torch.cuda.set_device, initargs=(device,))
 
 
 @functools.cache
 def _import_failure() -> str | None:
-    """Import cuML; None, or in a line what went wrong."""
+    """Import cuML; None, or the error in one line."""
     try:
         importlib.import_module("cuml.neighbors")
-    except Exception as error:  # broken installations raise all sorts
+    except Exception as error:  # broken installations raise errors of many types
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-    # A k beyond rbc's landmarks goes to brute force, which is what is wanted.
+    # For a k above the number of rbc's landmarks cuML warns, and takes brute force as it should.
     warnings.filterwarnings("ignore", message="algorithm='rbc' requires")
     return None
 

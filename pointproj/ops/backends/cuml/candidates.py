@@ -1,14 +1,13 @@
-"""Exact neighbours from a search that rounds, leaves open which of equally far points it returns, or is fp32.
+"""Exact neighbours from a search that rounds, is in fp32, and returns any of the points with equal distances.
 
-Libraries for any dimension take |p|^2 + |q|^2 - 2 p.q for the squared distance: fast, and wrong in the last
-digits by an amount that grows with the coordinates. So more candidates are asked for than neighbours are
-wanted, and ranked again by the distance as :mod:`pointproj.ops.specification.reference` rounds it. A row
-counts if the farthest candidate is farther than the k-th neighbour by more than all rounding: then no point
-that was left out can be nearer. Rows for which this does not hold (mostly ties at the k-th place) are
-searched among all points.
+Libraries for any dimension compute the squared distance as |p|^2 + |q|^2 - 2 p.q. That is fast, but its
+rounding error grows with the coordinates. So the search returns more candidates than neighbours. They are
+ranked again by the distance as :mod:`pointproj.ops.specification.reference` rounds it. A row is certain if
+the farthest candidate is farther than the k-th neighbour by more than all rounding errors: then no other
+point can be nearer. The other rows (most have ties at the k-th place) are searched among all points.
 
-Of two points with equal |p|^2, cuML takes the distance for 0 if its square is below 1e-3, in whatever unit.
-So a search is given points in a unit in which that is less than rounding; powers of two change no digit.
+For two points with equal |p|^2, cuML returns the distance 0 if its square is below 1e-3, in any unit. So
+points are scaled until 1e-3 is less than the rounding error, by a power of two, which changes no digit.
 """
 
 from collections.abc import Callable
@@ -22,13 +21,13 @@ from pointproj.ops.backends.torch.operators import search as search_all
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.reference import squared_lengths
 
-MARGIN = 4  # candidates beyond the neighbours wanted: each costs time, fewer leave more rows in doubt
-# Rounding errors of a squared distance that was found by any formula, positions rounded to fp32 first, in
-# units of 2^-24 times the squared lengths of both points from the centre.
+MARGIN = 4  # more candidates than neighbours: each costs time, but with fewer, more rows are uncertain
+# Rounding errors of a squared distance by any formula, with positions rounded to fp32, in units of 2^-24
+# times the squared lengths of both points from the centre.
 ROUNDINGS = 32
-LOST = 1e-3  # squares below may be taken for 0
-LARGEST = 30  # power of two up to which coordinates are scaled
-FARTHEST = 1e17  # from the centre, scaled: beyond it squares leave fp32
+LOST = 1e-3  # smaller squares may be returned as 0
+LARGEST = 30  # coordinates are scaled up to 2 to this power
+FARTHEST = 1e17  # scaled distance from the centre whose square is still a number of fp32
 QUERIES_AT_ONCE = 2**20
 
 # (m, 3) fp32 and a count -> (m, count) rows of the candidates, any integer dtype
@@ -38,15 +37,15 @@ CandidateSearch = Callable[[Float[Tensor, "m 3"], int], Int[Tensor, "m count"]]
 class Candidates(NamedTuple):
     """The reference points of one cloud that can be neighbours."""
 
-    rows: Tensor  # (n,) int64, ascending: where they stand in the cloud, without those that are not finite
+    rows: Tensor  # (n,) int64, ascending: rows of the finite points in the cloud
     points: Tensor  # (n, 3) as given
     center: Tensor  # (3,) of their bounding box
     scale: Tensor  # () fp64, a power of two
-    shifted: Tensor  # (n, 3) fp32, relative to the centre and scaled: what a search is given
+    shifted: Tensor  # (n, 3) fp32, relative to the centre and scaled: the points that are searched
 
 
 def candidates_of(reference_points: Float[Tensor, "n 3"]) -> Candidates:
-    """Prepare a cloud for a search that supports neither fp64 nor NaN; waits for the device."""
+    """Prepare a cloud for a search that supports neither fp64 nor NaN. This waits for the device."""
     rows = reference_points.isfinite().all(1).nonzero().squeeze(1)
     points = reference_points[rows]
     low, high = (points if len(rows) else points.new_zeros(1, 3)).aminmax(dim=0)
@@ -61,8 +60,8 @@ def exact_neighbors(
 ) -> Int[Tensor, "q k"]:
     """Rows of the k nearest in the cloud, nearest first, ties by the lower row, -1 where there are fewer.
 
-    ``search`` finds about the nearest of ``candidates.shifted`` for queries shifted alike. A query that is
-    not finite has no neighbour. The device is waited for once in ``QUERIES_AT_ONCE`` queries.
+    ``search`` finds about the nearest of ``candidates.shifted``, for queries shifted and scaled alike. A
+    query that is not finite has no neighbour. This waits for the device once in ``QUERIES_AT_ONCE`` queries.
     """
     found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
     wanted = min(k + MARGIN, len(candidates.rows))
@@ -78,7 +77,7 @@ def _of_some(
 ) -> Tensor:
     is_finite = query_points.isfinite().all(1)
     at = torch.where(is_finite[:, None], query_points, candidates.center)
-    # Kept until the device was waited for: its memory may belong to another library's stream.
+    # A variable keeps this alive until the device is waited for: another library's stream may still read it.
     shifted = _shifted(at, candidates.center, candidates.scale)
     proposals = search(shifted.float(), wanted)
     in_range = ((proposals >= 0) & (proposals < len(candidates.rows))).all(1)
@@ -100,10 +99,10 @@ def _of_some(
 
 
 def _is_beyond_doubt(shifted: Tensor, squared: Tensor, scale: Tensor, k: int) -> Tensor:
-    """Whether no point that was left out can be among the k nearest: (m, 3) and (m, wanted) to (m,).
+    """Whether only candidates can be among the k nearest: (m, 3) and (m, wanted) to (m,).
 
-    Whoever was left out seemed no nearer than the farthest candidate, whose own distance is known exactly,
-    but for squares that vanish. Both may have seemed wrong by ``error``.
+    In the search, all other points were at least as far as the farthest candidate. Each distance had at most
+    ``error``. The exact distance of that candidate is known, except for squares that vanish.
     """
     vanished = torch.full_like(scale, 16 * torch.finfo(squared.dtype).tiny)
     squared, vanished = (numbers.double() * scale * scale for numbers in (squared, vanished))

@@ -1,7 +1,7 @@
 """Arithmetic that all kernels share, and how they load points.
 
-Distances are rounded after each operation, as the reference rounds them: which points are neighbours must not
-depend on how a compiler fuses products and sums.
+Distances are rounded after each operation, as in the reference: which points are neighbours must not depend
+on whether a compiler fuses products and sums.
 """
 
 import triton
@@ -9,13 +9,13 @@ import triton.language as tl
 
 from pointproj.ops.bridge.triton_op import INTERPRETED
 
-LOG2E = tl.constexpr(1.4426950408889634)  # powers are of 2
+LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) is 2 to the power of LOG2E x
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
 
 @triton.jit
 def square(x):
-    """x * x, rounded: the compiler must not fuse it with the addition that follows."""
+    """x * x, rounded: not fused with the addition that follows."""
     if _INTERPRETED:
         squared = x * x
     elif x.dtype == tl.float64:
@@ -46,7 +46,7 @@ def quotient(x, y):
 
 @triton.jit
 def power(x):
-    """2 to the power of x, as the hardware approximates it."""
+    """2 to the power of x, by the approximation of the hardware."""
     if _INTERPRETED or x.dtype == tl.float64:
         result = tl.exp2(x)
     else:
@@ -56,7 +56,7 @@ def power(x):
 
 @triton.jit
 def is_finite(x, y, z):
-    """Whether points are."""
+    """Which points are finite."""
     return (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf")) & (tl.abs(z) < float("inf"))
 
 

@@ -1,8 +1,8 @@
-"""Points sorted by the cell of a grid that they lie in, and the first point of each cell.
+"""Points sorted by their cell in a grid, and the first point of each cell.
 
-Plain torch operators make the tables. Only the numbers of the cells come from a kernel: points and queries
-must be rounded by the same code. Sorting is stable, so the tables are the same, bit for bit, in every run.
-Every size follows from the number of points: nothing is read back, and it can be captured in a CUDA graph.
+Plain torch operators make the tables. Only the numbers of the cells come from a kernel, since points and
+queries must be rounded by the same code. Sorting is stable, so the tables are the same, bit for bit, in every
+run. Every size follows from the number of points and nothing is read back: the build can be captured.
 """
 
 from typing import NamedTuple
@@ -18,19 +18,21 @@ from pointproj.ops.bridge.triton_op import cdiv, launch, triton_op
 from pointproj.ops.specification import pairs
 from pointproj.ops.specification.records import FIELDS
 
-EXTENT = 2.2  # from the mean to each side, in standard deviations: the outermost cells take what is beyond
+EXTENT = (
+    2.2  # of the grid to each side of the mean, in standard deviations; border cells extend to all points
+)
 LEAST_SIDE = 8  # cells along each axis, for a few clouds
 FEW_CLOUDS = 256
-UNKNOWN_SIDE = 32  # for a number of points that a compiler keeps open
+UNKNOWN_SIDE = 32  # for a symbolic number of points
 BLOCK = 256
 
 
 class CellList(NamedTuple):
-    """A sorted cloud, or several, as tensors."""
+    """One or several sorted clouds, as tensors."""
 
-    points: Tensor  # (N, 3) real, cell after cell; those that are not finite come last
-    rows: Tensor  # (N,) int32: row of each point in the cloud as given
-    first: Tensor  # (clouds * side * side, side + 1) int32: first point of a row's cells, and where it ends
+    points: Tensor  # (N, 3) real, cell after cell; points that are not finite come last
+    rows: Tensor  # (N,) int32: row of each point in the given cloud
+    first: Tensor  # (clouds * side * side, side + 1) int32: first points of a row's cells, and the row's end
     frame: Tensor  # (4,) real: lowest corner of the grid, and cells a unit of length
 
     @property
@@ -48,14 +50,14 @@ def build_cell_list(points: Tensor, offsets: Tensor | None, clouds: int) -> Cell
 
 
 def cloud_numbers(points: Tensor, offsets: Tensor | None, clouds: int) -> Tensor:
-    """The cloud of each packed point, (N,) int32; of a single cloud, what a kernel can take in its place."""
+    """The cloud of each packed point, (N,) int32; empty for a single cloud."""
     if clouds == 1:
         return points.new_empty(0, dtype=torch.int32)
     return pairs.cloud_numbers(offsets, points.shape[0], clouds, points.device).int()
 
 
 def cell_numbers(points: Tensor, clouds_of: Tensor, frame: Tensor, side: int, clouds: int) -> Tensor:
-    """The cell of each point, (N,) int32; the last one is of points that are not finite."""
+    """The cell of each point, (N,) int32; points that are not finite are in one more cell, the last."""
     count = points.shape[0]
     cells = points.new_empty(count, dtype=torch.int32)
     launch(
@@ -68,7 +70,7 @@ def cell_numbers(points: Tensor, clouds_of: Tensor, frame: Tensor, side: int, cl
 def _side(count: int, clouds: int) -> int:
     """A power of two, so that there are 1 to 8 cells for each point, or more for few points.
 
-    What is compiled for some points serves all numbers of them that have the same side.
+    Compiled code depends on the side, and so serves many numbers of points.
     """
     if not (isinstance(count, int) and isinstance(clouds, int)):
         return UNKNOWN_SIDE
@@ -92,7 +94,7 @@ def _make_tables(
 
 
 def _frame(points: Tensor, side: int) -> Tensor:
-    """One for all clouds. How well it fits decides how fast a search is, never what is found."""
+    """One frame for all clouds. It affects the time of a search, never the result."""
     if points.shape[0] == 0:
         return points.new_zeros(4)
     deviation, mean = torch.std_mean(points.nan_to_num(0.0, 0.0, 0.0), 0, correction=0)
@@ -104,7 +106,7 @@ def _frame(points: Tensor, side: int) -> Tensor:
 def number_kernel(
     points, clouds_of, frame, cells, count, side, clouds, BATCHED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Number the cells of some points."""
+    """The cell numbers of a block of points."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     x, y, z = load_points(points, at, inside, 0.0)

@@ -1,18 +1,18 @@
 """What ``torch.utils.flop_counter.FlopCounterMode`` counts for the operators.
 
-A formula sees shapes, and how many pairs a search looks at depends on where the points are. So the counts
-are nominal, per pair of a query and a neighbour, multiplication and addition as one operation each:
+A formula sees only shapes, but the pairs that a search evaluates depend on the positions. So the counts are
+nominal, for each pair of a query and a neighbour; multiplication and addition are one operation each:
 
-- search: the squared distance (8) of each of the k neighbours, the least that any search must evaluate;
+- search: the squared distance (8) of each of the k neighbours, the least that any search evaluates;
 - aggregation: squared distance (8) and weighted sum (2 C);
-- its first backward: 2 C for the features' gradient; 2 C for the products of gradients and features that
-  the gradients of positions and sigma are made of, and 8 for the distance;
+- its first backward: 2 C for the gradient of features; for those of positions and sigma 2 C for products of
+  upstream gradients and features, and 8 for the distance;
 - its second backward: five products or sums over channels, 10 C, and 8.
 
-kNN has k pairs a query. For a radius all pairs of a cloud count, what a dense masked softmax would compute:
-an upper bound. Clouds of different sizes count as if they were of equal size.
+kNN has k pairs a query. For a radius all pairs of a cloud are counted, as in a dense masked softmax: an upper
+bound. Clouds of different sizes are counted as if they had equal sizes.
 
-A counter knows the formulas that were there when it was made: use the backend once before.
+A counter knows only the formulas that exist when it is made: use the backend once before.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,7 @@ def count_search(operator: str) -> None:
 def count_aggregation(operator: str, inputs: Sequence[str]) -> None:
     """Register the formulas of an aggregation and of its first and second backward.
 
-    ``inputs`` names its arguments, which all three have in their lists: ``features`` and either
-    ``neighbor_indices`` or the clouds.
+    ``inputs`` names the arguments that all three have: ``features``, and ``neighbor_indices`` or the clouds.
     """
 
     def register(suffix: str, first: int, per_pair: Any) -> None:

@@ -1,14 +1,21 @@
 """Gradients of the weighted sums; formulas in :mod:`pointproj.ops.specification.gradients`.
 
 Each query adds to the gradients of its neighbours by atomics, so their last bits may differ from run to run.
-Where deterministic algorithms are asked for, torch computes them instead.
+In deterministic mode torch computes them instead.
 """
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from pointproj.ops.backends.triton.sums import Source, channel_block, counts_of, cubes_of, neighbors_of, pair
+from pointproj.ops.backends.triton.sums import (
+    NeighborSource,
+    channel_block,
+    cubes_of,
+    has_reference_weight,
+    neighbors_of,
+    pair,
+)
 from pointproj.ops.backends.triton.traversal import load_queries
 from pointproj.ops.backends.triton.weights import SUM, choices, parameters, weigh
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
@@ -16,7 +23,7 @@ from pointproj.ops.specification.records import OptionalTensors, Saved, record_o
 from pointproj.ops.specification.reference import Weighting
 
 
-def gradients(source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
+def gradients(source: NeighborSource, grad: Tensor, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
     """Gradients of all differentiable inputs, None where not needed."""
     inputs, (aggregated, softmax) = saved.inputs, saved.outputs
     features, weighting = inputs["features"], record_of(Weighting, inputs)
@@ -40,7 +47,7 @@ def gradients(source: Source, grad: Tensor, needs: dict[str, bool], saved: Saved
 
 @triton.jit
 def products_with(grad, query, values, row, exists, channels, BLOCK: tl.constexpr):
-    """Upstream gradients of queries (TILE,) times rows (TILE, STEP) of values, over all channels."""
+    """Scalar products of the upstream gradients of queries (TILE,) with rows (TILE, STEP) of values."""
     total = tl.zeros_like(row).to(grad.dtype.element_ty)
     for begin in range(0, channels, BLOCK):
         channel = begin + tl.arange(0, BLOCK)
@@ -55,26 +62,26 @@ def products_with(grad, query, values, row, exists, channels, BLOCK: tl.constexp
 def gradient_kernel(
     query_points, clouds, points, rows, first, frame, limit, queries, side, k,
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
-    features, shape, eps, aggregated, softmax, grad,
+    features, parameter, eps, aggregated, softmax, grad,
     d_query, d_reference, d_features, d_sigma, channels,
     KERNEL: tl.constexpr, REDUCE: tl.constexpr, FEATURES: tl.constexpr, POSITIONS: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries, and what these add to those of their neighbours."""
+    """Gradients of a tile of queries; atomics add to those of their neighbours."""
     side = tl.cast(side, tl.int32)  # sizes may come as 64 bits
     real: tl.constexpr = features.dtype.element_ty
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     exists = query < queries
     x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
-    shape, eps = tl.load(shape), tl.load(eps)
-    nearest = tl.load(softmax + 2 * query, mask=active, other=0.0)[:, None]
+    parameter, eps = tl.load(parameter), tl.load(eps)
+    base = tl.load(softmax + 2 * query, mask=active, other=0.0)[:, None]
     inverse = tl.load(softmax + 2 * query + 1, mask=active, other=0.0)[:, None]
     mean = tl.zeros([TILE, 1], real)
     if POSITIONS and REDUCE != SUM:
         mean = products_with(grad, query, aggregated, query[:, None], active[:, None], channels, BLOCK)
     sum_x, sum_y, sum_z = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     sigma_sum = tl.zeros([TILE], real)
-    # A neighbour with all the weight, to rounding, is the mean: its gradient is 0, not what rounding leaves.
+    # A neighbour that has all the weight, up to rounding, is the mean: its gradient is 0, no rounding error.
     most: tl.constexpr = 1.0 - (2.0**-49 if real == tl.float64 else 2.0**-20)
     cx, cy, cz, size, runs = cubes_of(x, y, z, active, limit, frame, side, LISTED)
     for number in range(0, runs, 2):
@@ -85,7 +92,7 @@ def gradient_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, dx, dy, dz, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                weight, per_length, by_sigma = weigh(nearest, distance, shape, eps, KERNEL)
+                weight, decay_per_distance, by_sigma = weigh(base, distance, parameter, eps, KERNEL)
                 weight = tl.where(hit, weight * inverse, 0.0)
                 if FEATURES:
                     for channel in range(0, channels, BLOCK):
@@ -96,15 +103,15 @@ def gradient_kernel(
                         into = d_features + row[:, :, None] * channels + channel
                         tl.atomic_add(into, share, mask=there, sem="relaxed")
                 if POSITIONS:
-                    of_logit = weight * (
+                    d_logit = weight * (
                         products_with(grad, query, features, row, hit, channels, BLOCK) - mean
                     )
                     if REDUCE != SUM:
-                        counts = counts_of(features, row, hit, channels, REDUCE)
-                        of_logit = tl.where(counts & (weight < most), of_logit, 0.0)
-                    has_gradient = hit & (of_logit != 0)
-                    sigma_sum += tl.sum(tl.where(has_gradient, of_logit * by_sigma, 0.0), 1)
-                    scale = tl.where(has_gradient, of_logit * per_length, 0.0)
+                        has_weight = has_reference_weight(features, row, hit, channels, REDUCE)
+                        d_logit = tl.where(has_weight & (weight < most), d_logit, 0.0)
+                    has_gradient = hit & (d_logit != 0)
+                    sigma_sum += tl.sum(tl.where(has_gradient, d_logit * by_sigma, 0.0), 1)
+                    scale = tl.where(has_gradient, -d_logit * decay_per_distance, 0.0)
                     sum_x += tl.sum(scale * dx, 1)
                     sum_y += tl.sum(scale * dy, 1)
                     sum_z += tl.sum(scale * dz, 1)

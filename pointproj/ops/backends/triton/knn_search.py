@@ -1,8 +1,8 @@
 """The k nearest reference points, exactly, ties by the lower index.
 
-Each lane of a program searches for one query. It visits its own cell, then larger and larger cubes around it,
-until k points are found; then the cube that holds all points as near as the farthest of these. Queries are
-sorted by cell, so that lanes side by side visit the same cells.
+Each lane of a program searches for one query. It visits the query's cell, then larger and larger cubes around
+it, until k points are found; then the cube that contains all points as near as the farthest of these. Queries
+are sorted by cell, so that adjacent lanes visit the same cells.
 """
 
 import torch
@@ -17,7 +17,7 @@ from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_q
 from pointproj.ops.bridge.triton_op import cdiv, launch, tuned
 from pointproj.ops.specification.clouds import Clouds
 
-LARGEST_LIST = 32  # neighbours found in one search; more take several, each beyond the last
+LARGEST_LIST = 32  # neighbours found in one search; for more, each search begins behind the last result
 CONFIGS = [triton.Config({"TILE": 32, "STEP": step}, num_warps=1) for step in (4, 2, 8)]
 
 
@@ -51,7 +51,7 @@ def search_kernel(
     exists = lane < queries
     query = tl.load(order + lane, mask=exists, other=0)
     x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
-    # What earlier searches found ends at this distance and row.
+    # The last neighbour that earlier searches found.
     done = tl.full([TILE], -float("inf"), x.dtype)
     done_row = tl.full([TILE], -1, tl.int32)
     if CONTINUES:

@@ -1,6 +1,6 @@
-"""The functions of the backend, and what torch sees: a search and two sums, with CPU kernels and derivatives.
+"""The functions of the backend, and its torch operators: a search and two sums, with derivatives.
 
-On a CPU there are no tables, and torch operators do the work.
+On a CPU there are no tables, and plain torch computes the results.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
 from pointproj.ops.backends.triton.flops import count_aggregation, count_search
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
-from pointproj.ops.backends.triton.sums import Source, listed, summed, within
+from pointproj.ops.backends.triton.sums import NeighborSource, listed, summed, within
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
 from pointproj.ops.specification.clouds import Clouds
@@ -68,7 +68,7 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 def _cells(clouds: Clouds, tables: Tables | None) -> Tables | CellList:
-    """The cell list of the reference points, as operators take it: on a CPU there is none."""
+    """The cell list of the reference points as arguments of operators: on a CPU it is empty."""
     if tables is None:
         points = clouds.detached().reference_points
         tables = build_index(points, clouds.reference_offsets, clouds.count, None)
@@ -86,11 +86,11 @@ Inputs = dict[str, Any]
 
 
 def _sums(
-    name: str, parameters: Inputs, source_of: Callable[[Inputs], Source], chunks: Chunks
+    name: str, parameters: Inputs, source_of: Callable[[Inputs], NeighborSource], chunks: Chunks
 ) -> Callable[..., Tensors]:
     """The operator that sums over the neighbours of a source, on a CPU over chunks of pairs.
 
-    Gradients are made of chunks too where deterministic algorithms are asked for: torch sorts what it adds.
+    In deterministic mode gradients are computed over chunks too: torch sorts before it adds.
     """
 
     def forward(*args: Any) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,13 @@
-"""Weighted sums over neighbours: those of lists, or all within a radius. Gradients go through the same ones.
+"""Weighted sums over neighbours: those of lists, or all within a radius. Gradients use the same traversal.
 
-Neighbours come in runs. A list is one run of rows; within a radius, each row of the cube of cells is one, of
-sorted points that may be near enough. All lanes of a tile go through the runs of their queries.
+Neighbours come in runs. A list is one run of rows. Within a radius, each row of the cube of cells is one run
+of sorted points, some of which are too far away. All lanes of a tile visit the runs of their queries.
 
-Weights of a mean are relative to the nearest neighbour so far: where a nearer one comes, what has been summed
-is scaled. The sum of each query has a fixed order: results are the same, bit for bit, in every run.
+Weights of a mean are relative to the nearest neighbour so far: when a nearer one is found, the sums are
+rescaled. The sum of each query has a fixed order, so results are the same, bit for bit, in every run.
 
-What an address to write to is computed from is computed or loaded in the kernel itself: of a helper that
-returned it, a torch that traces the kernel would think that it writes to what the helper loads from.
+Addresses of stores are computed in the kernel itself, from values that it loads itself. If a helper returned
+them, torch's tracing would conclude that the kernel writes to the tensors that the helper reads.
 """
 
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from pointproj.ops.backends.triton.traversal import cell_of, cube_within, load_q
 from pointproj.ops.backends.triton.weights import (
     SUM,
     WEIGHTED,
-    anchor,
-    anchor_of_one,
+    base_of,
+    base_of_sum,
     choices,
     parameters,
     weigh,
@@ -33,19 +33,19 @@ from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.reference import Weighting
 from pointproj.ops.specification.rounding import largest_square_within
 
-# Queries of a tile, and neighbours of each that are looked at together: as many pairs as a warp has lanes.
-# Both decide the order of sums, so they are not tuned.
+# Queries of a tile, and neighbours of each that are processed together: as many pairs as a warp has lanes.
+# Both determine the order of sums, so they are not tuned.
 LAUNCH = {"TILE": 4, "STEP": 8, "num_warps": 1}
 
 
-class Source(NamedTuple):
-    """Where kernels find the neighbours of queries, as they take it."""
+class NeighborSource(NamedTuple):
+    """Where kernels find the neighbours of queries; the fields are their first arguments."""
 
     query_points: Tensor  # (Q, 3)
     clouds: Tensor  # (Q,) int32, see cloud_numbers
-    points: Tensor  # (N, 3): those that rows count for lists, else sorted ones
-    rows: Tensor  # (Q, k) rows of lists, -1 for none; else (N,) that of each sorted point
-    first: Tensor  # of the cell list, as are frame and side
+    points: Tensor  # (N, 3): of lists in the given order, else sorted
+    rows: Tensor  # (Q, k): the lists, -1 for none; else (N,): the row of each sorted point
+    first: Tensor  # of the cell list, like frame and side
     frame: Tensor
     limit: Tensor  # () the largest squared distance
     queries: int
@@ -55,27 +55,29 @@ class Source(NamedTuple):
     BATCHED: bool
 
     def launch(self, kernel: Any, *args: Any, columns: int = 1) -> None:
-        """Launch a kernel for tiles of queries, and for columns of what they sum."""
+        """Launch a kernel over tiles of queries, and columns of blocks of channels."""
         launch(kernel, (cdiv(self.queries, LAUNCH["TILE"]), columns), *self, *args, **LAUNCH)
 
 
-def listed(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> Source:
+def listed(query_points: Tensor, reference_points: Tensor, rows: Tensor) -> NeighborSource:
     """The neighbours are given, as rows (Q, k)."""
     unused = (rows, reference_points, reference_points)
     count, k = rows.shape
-    return Source(query_points, rows, reference_points, rows, *unused, count, 1, k, True, False)
+    return NeighborSource(query_points, rows, reference_points, rows, *unused, count, 1, k, True, False)
 
 
-def within(clouds: Clouds, cells: CellList, radius: float) -> Source:
+def within(clouds: Clouds, cells: CellList, radius: float) -> NeighborSource:
     """All reference points within the radius."""
     points, batched = clouds.query_points, clouds.count != 1
     numbers = cloud_numbers(points, clouds.query_offsets, clouds.count)
     limit = points.new_full((), largest_square_within(radius, points.dtype))
-    return Source(points, numbers, *cells, limit, points.shape[0], cells.side, 1, False, batched)
+    return NeighborSource(points, numbers, *cells, limit, points.shape[0], cells.side, 1, False, batched)
 
 
-def summed(source: Source, features: Tensor, sigma: Tensor, weighting: Weighting) -> tuple[Tensor, Tensor]:
-    """Aggregated features (Q, C), and (Q, 2) what the gradients need: the anchor, and 1 / total weight."""
+def summed(
+    source: NeighborSource, features: Tensor, sigma: Tensor, weighting: Weighting
+) -> tuple[Tensor, Tensor]:
+    """Aggregated features (Q, C), and (Q, 2) what the gradients need: base and 1 / total."""
     channels = features.shape[1]
     block = channel_block(channels)
     aggregated = features.new_empty(source.queries, channels)
@@ -89,7 +91,7 @@ def summed(source: Source, features: Tensor, sigma: Tensor, weighting: Weighting
 
 
 def channel_block(channels: int) -> int:
-    """How many channels a program holds: a power of two that wastes little."""
+    """How many channels a program sums up: a power of two of which few are unused."""
     if channels <= 16:
         return 16
     return 32 if channels <= 32 else 64
@@ -97,7 +99,7 @@ def channel_block(channels: int) -> int:
 
 @triton.jit
 def cubes_of(x, y, z, active, limit, frame, side, LISTED: tl.constexpr):
-    """The cubes of cells that hold the neighbours of queries, and the number of runs; a list is one."""
+    """The cubes of cells that contain the neighbours of queries, and the number of runs: 1 for lists."""
     if LISTED:
         nowhere = tl.zeros_like(x).to(tl.int32)
         cx, cy, cz, size, runs = nowhere, nowhere, nowhere, nowhere, 1
@@ -121,9 +123,10 @@ def neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side,
 
 @triton.jit
 def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.constexpr):
-    """Which points are neighbours; differences, taken in the positions' dtype, and distances; else 0.
+    """Which points are neighbours, and differences and distances of the points; 0 where there is no point.
 
-    Rounded after each operation: a compiler may compute a value twice, and a small sigma magnifies errors.
+    Differences have the positions' dtype. All is rounded after each operation: a compiler may compute a value
+    twice, and a small sigma magnifies errors.
     """
     px, py, pz = load_points(points, at, exists, 0.0)
     x = tl.where(exists, x[:, None] - px, 0.0)
@@ -137,19 +140,19 @@ def pair(x, y, z, points, at, exists, limit, LISTED: tl.constexpr, real: tl.cons
 
 
 @triton.jit
-def counts_of(features, row, hit, channels, REDUCE: tl.constexpr):
-    """Which neighbours' weights add up to the total."""
-    counts = hit
+def has_reference_weight(features, row, hit, channels, REDUCE: tl.constexpr):
+    """Which neighbours have a reference weight other than 0, or none is given."""
+    has_weight = hit
     if REDUCE == WEIGHTED:
-        counts &= tl.load(features + row * channels + channels - 1, mask=hit, other=0.0) != 0
-    return counts
+        has_weight &= tl.load(features + row * channels + channels - 1, mask=hit, other=0.0) != 0
+    return has_weight
 
 
 @triton.jit
 def sum_kernel(
     query_points, clouds, points, rows, first, frame, limit, queries, side, k,
     LISTED: tl.constexpr, BATCHED: tl.constexpr,
-    features, shape, eps, aggregated, softmax, channels,
+    features, parameter, eps, aggregated, softmax, channels,
     KERNEL: tl.constexpr, REDUCE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Weighted means or sums of some channels for a tile of queries."""
@@ -159,9 +162,9 @@ def sum_kernel(
     exists = query < queries
     x, y, z, cloud, active = load_queries(query_points, clouds, query, exists, BATCHED)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    shape, eps = tl.load(shape), tl.load(eps)
+    parameter, eps = tl.load(parameter), tl.load(eps)
     sums, total = tl.zeros([TILE, BLOCK], real), tl.zeros([TILE], real)
-    nearest = anchor_of_one(total, KERNEL) if REDUCE == SUM else tl.full([TILE], float("inf"), real)
+    base = base_of_sum(total, KERNEL) if REDUCE == SUM else tl.full([TILE], float("inf"), real)
     cx, cy, cz, size, runs = cubes_of(x, y, z, active, limit, frame, side, LISTED)
     for number in range(0, runs, 2):
         begin, end = neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side, LISTED)
@@ -171,17 +174,17 @@ def sum_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, _, _, _, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                counts = counts_of(features, row, hit, channels, REDUCE)
+                has_weight = has_reference_weight(features, row, hit, channels, REDUCE)
                 if REDUCE != SUM:
-                    anchors = tl.where(counts, anchor(distance, eps, KERNEL), float("inf"))
-                    nearer = tl.minimum(nearest, tl.min(anchors, 1))
-                    before, _, _ = weigh(nearer, nearest, shape, eps, KERNEL)
-                    before = tl.where((nearer < nearest) & (nearest < float("inf")), before, 1.0)
-                    nearest = nearer
-                    total *= before
-                    sums *= before[:, None]
-                weight, _, _ = weigh(nearest[:, None], distance, shape, eps, KERNEL)
-                total += tl.sum(tl.where(counts, weight, 0.0), 1)
+                    bases = tl.where(has_weight, base_of(distance, eps, KERNEL), float("inf"))
+                    nearest = tl.minimum(base, tl.min(bases, 1))
+                    rescale, _, _ = weigh(nearest, base, parameter, eps, KERNEL)
+                    rescale = tl.where((nearest < base) & (base < float("inf")), rescale, 1.0)
+                    base = nearest
+                    total *= rescale
+                    sums *= rescale[:, None]
+                weight, _, _ = weigh(base[:, None], distance, parameter, eps, KERNEL)
+                total += tl.sum(tl.where(has_weight, weight, 0.0), 1)
                 there = hit[:, :, None] & (channel < channels)
                 values = tl.load(features + row[:, :, None] * channels + channel, mask=there, other=0.0)
                 sums += tl.sum(tl.where(there, weight[:, :, None] * values, 0.0), 1)
@@ -191,7 +194,7 @@ def sum_kernel(
         inverse = tl.where(has_neighbor, 1.0 / total, 0.0)
         sums = quotient(sums, tl.where(has_neighbor, total, 1.0)[:, None])
     if tl.program_id(1) == 0:
-        tl.store(softmax + 2 * query, nearest, mask=exists)
+        tl.store(softmax + 2 * query, base, mask=exists)
         tl.store(softmax + 2 * query + 1, inverse, mask=exists)
     out = exists[:, None] & (channel < channels)[None, :]
     sums = tl.where(active[:, None], sums, float("nan"))

@@ -17,7 +17,7 @@ def precedes(squared, row, other, other_row):
 
 @triton.jit
 def empty_lists(real: tl.constexpr, k, SLOTS: tl.constexpr, TILE: tl.constexpr):
-    """k places that anything may take, rows apart so that each newcomer takes one; the rest are taken."""
+    """k free places, with different rows so that a candidate takes only one; the other places are taken."""
     slot = tl.broadcast_to(tl.arange(0, SLOTS)[:, None], [SLOTS, TILE])
     best = tl.where(slot < k, float("inf"), -float("inf")).to(real)
     return best, tl.where(slot < k, END - slot, -1)
@@ -25,14 +25,14 @@ def empty_lists(real: tl.constexpr, k, SLOTS: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def farthest(best, best_rows):
-    """Of each list."""
+    """Squared distance and row of the farthest neighbour in each list."""
     worst = tl.max(best, 0)
     return worst, tl.max(tl.where(best == worst[None, :], best_rows, -1), 0)
 
 
 @triton.jit
 def insert(squared, rows, best, best_rows):
-    """Let candidates (STEP, TILE) take the places of the farthest in the lists."""
+    """Replace the farthest neighbours in the lists by nearer candidates (STEP, TILE)."""
     worst, worst_row = farthest(best, best_rows)
     squared = tl.where(precedes(squared, rows, worst[None, :], worst_row[None, :]), squared, float("inf"))
     while tl.min(squared) < float("inf"):

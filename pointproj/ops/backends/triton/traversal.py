@@ -1,11 +1,11 @@
 """Which cells are visited: those of a cube around a query's own cell, row by row.
 
-The cells of a row along x follow one another, and so do the points in them: a row of the cube is one run of
-the sorted points, or two where the inner part of the cube has been visited before. All lanes of a program go
-through their own runs, each for its query.
+The cells of a row along x are adjacent in the tables, and so are their points. So a row of the cube is one
+run of sorted points, or two where the inner part of the cube has been visited before. Each lane of a program
+visits the runs of its own query.
 
-Which cell a coordinate is in never falls as the coordinate grows, whatever rounding does. So the cells of the
-ends of an interval enclose those of all points in it, and nothing is missed.
+The cell number is a monotonic function of the coordinate, also with rounding. So the cells at the ends of an
+interval enclose the cells of all points in the interval, and no point is missed.
 """
 
 import triton
@@ -13,13 +13,13 @@ import triton.language as tl
 
 from pointproj.ops.backends.triton.arithmetic import is_finite, load_points, rounded_root
 
-SLACK = tl.constexpr(1.00001)  # distances may be longer by so much than their rounded squares say
+SLACK = tl.constexpr(1.00001)  # the factor by which a distance may exceed the root of its rounded square
 SHORTEST = tl.constexpr(1e-18)  # squares of shorter distances lose digits, or vanish
 
 
 @triton.jit
 def load_queries(query_points, clouds, query, exists, BATCHED: tl.constexpr):
-    """Some queries, their clouds, and which are in range and finite."""
+    """Positions and clouds of queries, and which of them exist and are finite."""
     x, y, z = load_points(query_points, query, exists, float("nan"))
     cloud = tl.zeros_like(query).to(tl.int32)
     if BATCHED:
@@ -29,7 +29,7 @@ def load_queries(query_points, clouds, query, exists, BATCHED: tl.constexpr):
 
 @triton.jit
 def cell_along(x, frame, axis: tl.constexpr, side):
-    """Number of a coordinate's cell along one axis. NaN, where a frame overflows, is in cell 0."""
+    """Number of a coordinate's cell along one axis; 0 for NaN, which comes from a frame that overflows."""
     cell = (x - tl.load(frame + axis)) * tl.load(frame + 3)
     cell = tl.where(cell > 0, cell, 0.0)
     return tl.minimum(cell, side - 1.0).to(tl.int32)
@@ -43,14 +43,14 @@ def cell_of(x, y, z, frame, side):
 
 @triton.jit
 def cells_between(x, cell, distance, frame, axis: tl.constexpr, side):
-    """How many cells away along an axis points so near can be."""
+    """How many cells away along an axis a point within this distance can be."""
     before = cell - cell_along(x - distance, frame, axis, side)
     return tl.maximum(before, cell_along(x + distance, frame, axis, side) - cell)
 
 
 @triton.jit
 def cube_within(x, y, z, cx, cy, cz, squared, frame, side):
-    """How many cells the cube goes beyond a query's own to hold all points within a squared distance."""
+    """How many cells the cube extends to each side of a query's cell, to contain a squared distance."""
     distance = tl.maximum(rounded_root(squared) * SLACK, SHORTEST)
     size = cells_between(x, cx, distance, frame, 0, side)
     size = tl.maximum(size, cells_between(y, cy, distance, frame, 1, side))
@@ -59,7 +59,7 @@ def cube_within(x, y, z, cx, cy, cz, squared, frame, side):
 
 @triton.jit
 def span_along(cell, size, side):
-    """First cell of a cube along an axis, and how many there are, without those beyond the sides."""
+    """First cell of a cube along an axis, and the number of its cells that are in the grid."""
     low = tl.maximum(cell - size, 0)
     return low, tl.minimum(cell + size, side - 1) - low + 1
 
@@ -74,9 +74,10 @@ def runs_of(cy, cz, size, side):
 
 @triton.jit
 def run_of(number, cx, cy, cz, size, inner, cloud, active, first, side):
-    """Where the points of a run begin and end; nowhere for a number beyond the cube's.
+    """Where the points of a run begin and end; both are 0 if the cube has no such run.
 
-    An even number is a row, up to the cube of size ``inner`` that is left out, an odd one what is behind it.
+    An even number is a row, up to the cube of size ``inner``, which is left out. An odd number is the rest
+    of the row behind that cube.
     """
     left, width = span_along(cx, size, side)
     low, height = span_along(cy, size, side)
@@ -84,11 +85,11 @@ def run_of(number, cx, cy, cz, size, inner, cloud, active, first, side):
     row = number // 2
     y, z = low + row % height, front + row // height
     right = left + width - 1
-    is_cut = (tl.abs(y - cy) <= inner) & (tl.abs(z - cz) <= inner)
+    is_split = (tl.abs(y - cy) <= inner) & (tl.abs(z - cz) <= inner)
     if number % 2 == 0:
-        right = tl.where(is_cut, cx - inner - 1, right)
+        right = tl.where(is_split, cx - inner - 1, right)
     else:
-        left = tl.where(is_cut, cx + inner + 1, side)
+        left = tl.where(is_split, cx + inner + 1, side)
     exists = active & (row < height * depth) & (left <= right)
     at = first + ((cloud * side + z) * side + y) * (side + 1)
     begin = tl.load(at + left, mask=exists, other=0)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 OPERATORS = frozenset({"knn", "radius"})
 RANK = {"cpu": 10, "cuda": 10}
 FUNCTIONS = "operators"
-CACHE = "WARP_CACHE_PATH"  # where Warp keeps compiled kernels; it reads this when it starts
+CACHE = "WARP_CACHE_PATH"  # folder of compiled kernels; Warp reads it when it is imported
 
 
 def unavailable() -> str | None:
@@ -23,10 +23,10 @@ def unavailable() -> str | None:
 
 
 def unavailable_on(device_type: str) -> str | None:
-    """A build of Warp for CUDA 13 sees no GPU behind a driver for CUDA 12."""
+    """Why Warp finds no GPU: a build for CUDA 13 does not run with a driver for CUDA 12."""
     if device_type != "cuda":
         return None
-    from pointproj.ops.bridge.warp_op import wp  # which has silenced it
+    from pointproj.ops.bridge.warp_op import wp  # that module sets its log level
 
     built, driver = wp.get_cuda_toolkit_version(), wp.get_cuda_driver_version()
     if wp.is_cuda_available() or built is None or driver is None:
@@ -40,9 +40,9 @@ def unavailable_on(device_type: str) -> str | None:
 
 @functools.cache
 def _cache_obstacle() -> str | None:
-    """Why kernels cannot be kept anywhere, or None: without a home they go to a temporary folder.
+    """Why compiled kernels cannot be written, or None; without a home folder they go to a temporary one.
 
-    To be asked before Warp is imported.
+    Call this before Warp is imported.
     """
     given = os.environ.get(CACHE)
     home = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "warp")

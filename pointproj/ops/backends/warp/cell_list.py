@@ -1,10 +1,10 @@
-"""The cell list: points sorted by cell, the first of each cell, and how far away cells are.
+"""The cell list: points sorted by cell, the first point of each cell, and the distances to cells.
 
-The box that holds most of a cloud is divided into cells, one grid for each cloud; those at its border extend
-to the farthest points. Cells that follow each other along x hold one contiguous run of points.
+Each cloud has a grid, which divides the box that holds most of the cloud. Cells at the border extend to the
+farthest points. Adjacent cells along x hold one contiguous run of points.
 
-Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because a point
-and the border of its cell are computed in different ways.
+Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because the cell of
+a point and the border of a cell are rounded differently.
 """
 
 from typing import Any, NamedTuple
@@ -13,38 +13,38 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.backends.warp.common import REALS, IntRows, Ints, PlaceRows, aligned, once, struct_of
+from pointproj.ops.backends.warp.common import REALS, CoordinateRows, IntRows, Ints, aligned, once, struct_of
 from pointproj.ops.specification.records import FIELDS
 
-ROUNDINGS = 16.0  # rounding errors, in units of the largest coordinate, that a distance to a cell can have
-# Below about this distance squares round to 0, or to numbers of few bits: slack for that.
+ROUNDINGS = 16.0  # rounding errors of a distance to a cell, relative to the largest coordinate
+# Squares of distances below about this one round to 0 or lose bits: the slack is at least as large.
 LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 
 
 class CellList(NamedTuple):
     """The tables of a set of points.
 
-    Each cloud has a grid, with one more cell, its last, for points that are not finite: nobody looks there.
+    The last cell of a cloud is not part of its grid: it has the points that are not finite.
     """
 
-    frames: PlaceRows  # (clouds, 12): corner of cell 0, edges of cells, lowest and highest corner of all
+    frames: CoordinateRows  # (clouds, 12): corner of cell 0, edges of a cell, lowest and highest of all
     shapes: IntRows  # (clouds, 5): cells along x, y, z; numbers of the first cell and of the last
-    start: Ints  # (cells + 1,): first sorted point of each cell, then their number
-    points: PlaceRows  # (rows, 4): positions, sorted, and the bits of their row in the set as given
+    start: Ints  # (cells + 1,): first sorted point of each cell, then the number of points
+    points: CoordinateRows  # (rows, 4): sorted positions, and the bits of their row in the given set
 
 
 FIELDS[CellList] = dict.fromkeys(CellList._fields, Tensor | None)
-NO_TABLES = CellList(None, None, None, None)  # for an operator that makes its own
+NO_TABLES = CellList(None, None, None, None)  # for an operator that builds them
 
 
 def readable(cells: CellList) -> CellList:
-    """The tables of an index; points are read in long words, wherever a hook has brought them back."""
+    """The tables of an index, with points that can be read in words of 16 bytes, wherever a hook moved them."""
     return cells._replace(points=aligned(cells.points))
 
 
 @once
 def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
-    """One cloud's grid as a struct; ``load(cells, cloud, q) -> grid``, with slack for distances from q."""
+    """One cloud's grid, and ``load(cells, cloud, q) -> grid``, with a slack for distances from q."""
     real, vec3, _ = REALS[dtype]
     CellListStruct = struct_of(CellList, dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
@@ -53,7 +53,7 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
     class GridStruct:
         low: vec3  # corner of cell 0
         edge: vec3
-        per_unit: vec3  # cells a unit of length
+        per_unit: vec3  # cells per unit of length
         shape: wp.vec3i
         outside: vec3  # distance along each axis from q to the cloud, never too large
         base: int  # number of cell 0 in the tables
@@ -84,7 +84,7 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
 
 @wp.func
 def cell_along(x: Any, grid: Any, axis: int):
-    """Points outside, by rounding or far away, are in the border cells."""
+    """The cell of a coordinate along an axis; outside of the grid, the border cell."""
     t = (x - grid.low[axis]) * grid.per_unit[axis]
     if not (t > type(x)(0.0)):
         return 0
@@ -99,7 +99,7 @@ def cell_at(p: Any, grid: Any):
 
 @wp.func
 def first_cell(grid: Any, y: int, z: int):
-    """Of a row of cells along x: its number in the tables."""
+    """The number of the first cell of a row along x in the tables."""
     return grid.base + (z * grid.shape[1] + y) * grid.shape[0]
 
 
@@ -110,7 +110,7 @@ def face(grid: Any, axis: int, cell: int):
 
 @wp.func
 def gap(x: Any, grid: Any, axis: int, cell: int):
-    """Distance along an axis to a cell, never too large; border cells extend to the farthest points."""
+    """A lower bound of the distance along an axis to a cell; border cells extend to the farthest points."""
     away = grid.outside[axis]
     if cell > 0:
         away = wp.max(away, face(grid, axis, cell) - x - grid.slack)
@@ -121,7 +121,7 @@ def gap(x: Any, grid: Any, axis: int, cell: int):
 
 @wp.func
 def clip(x: Any, grid: Any, axis: int, square: Any, first: int, last: int):
-    """Those of the cells within a squared distance along an axis; none if it is negative."""
+    """The cells from first to last within a squared distance along an axis; none if it is negative."""
     if square < type(x)(0.0):
         return first, first - 1
     if square < type(x)(wp.inf):
@@ -132,8 +132,8 @@ def clip(x: Any, grid: Any, axis: int, square: Any, first: int, last: int):
 
 
 @wp.func
-def beyond(q: Any, grid: Any, at: wp.vec3i, shell: int):
-    """Squared distance to the cells outside of a shell around one, never too large; infinite without any."""
+def squared_outside(q: Any, grid: Any, at: wp.vec3i, shell: int):
+    """A lower bound of the squared distance to cells outside of a shell; infinite if there are none."""
     zero = type(grid.slack)(0.0)
     nearest = type(grid.slack)(wp.inf)
     for axis in range(3):

@@ -1,8 +1,8 @@
-"""Building the cell list: bounds of each cloud, points counted by cell, a running sum, points scattered.
+"""Building the cell list: bound the clouds, count the points of each cell, sum up counts, scatter points.
 
-Every size follows from the number of points and clouds, nothing is read back, and torch owns all buffers:
-the build can be captured in a CUDA graph. In deterministic mode points keep their order within a cell;
-otherwise, on a GPU, that is the order in which they arrive.
+Every size follows from the numbers of points and clouds, nothing is read back, and torch owns all buffers. So
+the build can be captured in a CUDA graph. In deterministic mode, and on a CPU, points keep their order within
+a cell; otherwise atomics decide their order.
 """
 
 from typing import Any
@@ -18,18 +18,18 @@ from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
-PART, MOST_PARTS = 512, 2**11  # points that a group of lanes bounds, or more; groups
-AT_ONCE = 8  # points that a lane reads before it looks at the first
-RUN = 4  # points in a row that belong to one part
-EDGE = 0.5  # of cells for a known radius, in radii
+PART, MOST_PARTS = 512, 2**11  # least number of points in a part of a cloud; largest number of parts
+AT_ONCE = 8  # points that a lane requests before it uses the first
+RUN = 4  # consecutive points of one part
+EDGE = 0.5  # of a cell for a known radius, in radii
 
 
 def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
-    """Fine cells spare distances; for many points the tables themselves are what takes time.
+    """Fine cells save distances; for many points, most of the time goes into the tables themselves.
 
-    Self-kNN of 10^6 uniform points takes 0.76 ms with one cell for two points, 1.10 with two for one; the
-    search of W1 40 us with two for one, 53 with one for one. For a radius there are as many as cells of its
-    width need, if that is not more.
+    Self-kNN of 10^6 uniform points takes 0.76 ms with one cell for two points, and 1.10 ms with two cells for
+    each point. The search of W1 takes 40 us with two cells for each point, and 53 us with one. For a radius
+    this is an upper limit: the width of the cells follows from the radius.
     """
     if for_radius:
         return 16 if rows <= FEW_POINTS else 2
@@ -52,7 +52,7 @@ def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | 
 def build_cell_list(
     points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None
 ) -> CellList:
-    """Sort ``points`` (N, 3), packed clouds, into cells, for kNN or for searches within about a radius."""
+    """Sort ``points`` (N, 3), packed clouds, into cells for kNN, or for searches within about this radius."""
     if isinstance(radius, Tensor):
         return CellList(*_build(points, offsets, clouds, None, radius.reshape(1)))
     return CellList(*_build(points, offsets, clouds, radius, None))
@@ -79,7 +79,7 @@ def _build(
 def new_cell_list(
     launch: Launch, points: Points, radius: float | None = None, largest: Tensor | None = None
 ) -> CellList:
-    """The cell list of a set, for an operator that builds its own: that spares the call of another."""
+    """The cell list of a set, for an operator that builds its own, to save a call of another."""
     specs, like = _specs(points.positions, points.batch.count, radius, largest), points.positions
     cells = CellList(*[like.new_empty(shape, dtype=dtype) for shape, dtype in specs.values()])
     _fill(launch, points, cells, radius, largest)
@@ -89,7 +89,7 @@ def new_cell_list(
 def _fill(
     launch: Launch, points: Points, cells: CellList, radius: float | None, largest: Tensor | None
 ) -> None:
-    """Divide the space and sort the points; ``largest`` (1,) is a radius that the host does not know."""
+    """Divide the space and sort the points; ``largest`` (1,) is a radius that only the device knows."""
     (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
     parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
@@ -101,21 +101,21 @@ def _fill(
     _sort(launch, points, cells, 0.0)
 
 
-def sorted_into(launch: Launch, points: Points, cells: CellList, reach: float) -> CellList:
-    """Other points in the cells of a list, for searches around its own points, no farther than ``reach``."""
+def sorted_into(launch: Launch, points: Points, cells: CellList, radius: float) -> CellList:
+    """Other points in the cells of a list, for searches within ``radius`` of the list's own points."""
     made = CellList(*cells[:2], torch.empty_like(cells.start), cells.points.new_empty(points.batch.rows, 4))
-    _sort(launch, points, made, reach)
+    _sort(launch, points, made, radius)
     return made
 
 
-def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None:
-    """Those farther than ``reach`` from the cloud that the cells were made for come last, in none."""
+def _sort(launch: Launch, points: Points, cells: CellList, radius: float) -> None:
+    """Points farther than ``radius`` from the cloud that the cells were made for come last, in no cell."""
     rows, dtype = points.batch.rows, cells.points.dtype
     placed = cells.start.new_empty(rows, 2)
     cells.start.zero_()
-    launch(count_kernel(dtype), rows, points, reach, cells, placed)
+    launch(count_kernel(dtype), rows, points, radius, cells, placed)
     torch.cumsum(cells.start, 0, dtype=torch.int32, out=cells.start)
-    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():  # atomics rank them as they arrive
+    if placed.is_cuda and torch.are_deterministic_algorithms_enabled():  # ranks by atomics vary
         numbers, ranks = placed.unbind(1)
         ranks.copy_(numbers.argsort(stable=True).argsort() - cells.start[numbers.long()])
     launch(scatter_kernel(dtype), rows, points, placed, cells)
@@ -125,14 +125,14 @@ def _sort(launch: Launch, points: Points, cells: CellList, reach: float) -> None
 def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     """Lowest corner, and negated highest corner, of the finite points in each part of each cloud.
 
-    The points in their order are divided into sections, and of each a part gets a short run at random. So
-    points may be in the order of a coordinate or of a structured grid, and still each part is as wide as most
-    of the cloud.
+    A cloud's points, in their order, are divided into sections. Each part takes a short run, at a random
+    place, of every section. So a part is as wide as most of the cloud, even if the points are in the order of
+    a coordinate or of a structured grid.
     """
     real, vec3, _ = REALS[dtype]
     PointsStruct = struct_of(Points, dtype)
     group = lanes(count)
-    length = min(count, RUN)  # of a run: one point on a CPU, whose lane is alone
+    length = min(count, RUN)  # of a run; a single lane takes one point
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
 
     @wp.kernel(**OPTIONS)
@@ -148,9 +148,9 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
         high = vec3(real(wp.inf))
         several = Several()
         while begin < end:
-            for i in range(AT_ONCE):  # all on their way before the first is looked at
-                turn = wp.randi(wp.rand_init(0, section), 0, parts)  # the same for all parts
-                row = begin + (number + turn) % parts * length + group.lane() % length
+            for i in range(AT_ONCE):  # all points are requested before the first is used
+                shift = wp.randi(wp.rand_init(0, section), 0, parts)  # the same for all parts
+                row = begin + (number + shift) % parts * length + group.lane() % length
                 several[i] = wp.where(row < end, points.positions[wp.min(row, end - 1)], vec3(real(wp.inf)))
                 begin += parts * count
                 section += count / length
@@ -169,62 +169,51 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     return bound
 
 
-@once
-def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
-    """The grid of each cloud, from the corners of its parts.
+@wp.func
+def shape_of(extent: Any, budget: int, width: Any):
+    """Cells along each axis: nearly cubes, fewer than ``budget`` in all, and no narrower than ``width``.
 
-    Their means are the box that holds most of the cloud, but no outliers.
+    An axis that is thinner than the edge of a cell gets one cell. The others then share the budget, and the
+    edge becomes longer. At most three axes can drop out, so the fourth round is final.
+    """
+    longest = wp.max(extent)
+    shape = wp.vec3i(1, 1, 1)
+    if longest > type(width)(0.0):
+        relative = extent / longest
+        share = type(width)(budget) * type(width)(0.9999)  # so that rounding cannot exceed the budget
+        edge = type(width)(1.0e-6)
+        for _ in range(4):
+            axes = int(0)
+            volume = type(width)(1.0) / share
+            for axis in range(3):
+                if relative[axis] > edge:
+                    axes += 1
+                    volume *= relative[axis]
+            if axes == 3:
+                edge = wp.max(edge, wp.cbrt(volume))
+            if axes == 2:
+                edge = wp.max(edge, wp.sqrt(volume))
+            if axes == 1:
+                edge = wp.max(edge, volume)
+        for axis in range(3):
+            if relative[axis] > edge:
+                shape[axis] = int(relative[axis] / edge)
+            if width > type(width)(0.0) and extent[axis] / width < type(width)(shape[axis]):
+                shape[axis] = wp.max(int(extent[axis] / width), 1)
+    return shape
+
+
+@once
+def _boxes_function(dtype: torch.dtype, count: int) -> wp.Function:
+    """``boxes_of(cloud, parts, corners)``: corners of a cloud's box, then of the box that holds most of it.
+
+    The latter is between the mean corners of the parts, which outliers hardly move.
     """
     real, vec3, _ = REALS[dtype]
-    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
     group = lanes(count)
 
     @wp.func
-    def shape_of(extent: vec3, budget: int, width: real):
-        """Cells along each axis, near cubes, fewer than ``budget`` in all, and no narrower than ``width``.
-
-        An axis thinner than the edge that all axes together suggest gets one cell, and the others share;
-        at most three axes can drop out, so the fourth round is final.
-        """
-        longest = wp.max(extent)
-        shape = wp.vec3i(1, 1, 1)
-        if longest > real(0.0):
-            relative = extent / longest
-            share = real(budget) * real(0.9999)  # so that rounding cannot exceed the budget
-            edge = real(1.0e-6)
-            for _ in range(4):
-                axes = int(0)
-                volume = real(1.0) / share
-                for axis in range(3):
-                    if relative[axis] > edge:
-                        axes += 1
-                        volume *= relative[axis]
-                if axes == 3:
-                    edge = wp.max(edge, wp.cbrt(volume))
-                if axes == 2:
-                    edge = wp.max(edge, wp.sqrt(volume))
-                if axes == 1:
-                    edge = wp.max(edge, volume)
-            for axis in range(3):
-                if relative[axis] > edge:
-                    shape[axis] = int(relative[axis] / edge)
-                if width > real(0.0) and extent[axis] / width < real(shape[axis]):
-                    shape[axis] = wp.max(int(extent[axis] / width), 1)
-        return shape
-
-    @wp.kernel(**OPTIONS)
-    def divide(
-        points: PointsStruct,
-        parts: int,
-        corners: wp.array2d(dtype=real),
-        density: int,
-        radius: real,
-        radius_on_device: wp.array(dtype=real),
-        cells: CellListStruct,
-    ):
-        """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
-        cloud, _ = wp.tid()
-        cloud = group.item(cloud)
+    def boxes_of(cloud: int, parts: int, corners: wp.array2d(dtype=real)):
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
         sum_low = vec3()
@@ -240,28 +229,54 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
                 sum_high += part_high
                 filled += real(1.0)
         filled = group.total(filled)
-        extent = vec3()
+        inner_low = vec3()
+        inner_high = vec3()
         for axis in range(3):
             low[axis] = group.minimum(low[axis])
             high[axis] = -group.minimum(high[axis])
-            cells.frames[cloud, axis + 6] = low[axis]
-            cells.frames[cloud, axis + 9] = high[axis]
             mean_low = group.total(sum_low[axis]) / filled
             mean_high = -group.total(sum_high[axis]) / filled
-            if wp.isfinite(mean_low) and wp.isfinite(mean_high):
-                low[axis] = wp.max(low[axis], mean_low)
-                high[axis] = wp.min(high[axis], mean_high)
-            if filled > real(0.0):
-                extent[axis] = wp.max(high[axis] - low[axis], real(0.0))
+            are_finite = wp.isfinite(mean_low) and wp.isfinite(mean_high)
+            inner_low[axis] = wp.where(are_finite, wp.max(low[axis], mean_low), low[axis])
+            inner_high[axis] = wp.where(are_finite, wp.min(high[axis], mean_high), high[axis])
+        return low, high, inner_low, inner_high
+
+    return boxes_of
+
+
+@once
+def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
+    """The grid of each cloud, from the corners of its parts."""
+    real, vec3, _ = REALS[dtype]
+    CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
+    group, boxes_of = lanes(count), _boxes_function(dtype, count)
+
+    @wp.kernel(**OPTIONS)
+    def divide(
+        points: PointsStruct,
+        parts: int,
+        corners: wp.array2d(dtype=real),
+        density: int,
+        radius: real,
+        radius_on_device: wp.array(dtype=real),
+        cells: CellListStruct,
+    ):
+        """Launched over clouds and lanes; fills ``frames`` and ``shapes`` of the cell list."""
+        cloud, _ = wp.tid()
+        cloud = group.item(cloud)
+        low, high, inner_low, inner_high = boxes_of(cloud, parts, corners)
         base = density * common.first_row_of(cloud, points.batch) / 2 + 2 * cloud
         last = density * common.first_row_of(cloud + 1, points.batch) / 2 + 2 * cloud + 1
         width = real(EDGE) * radius
         if radius_on_device:
             width = real(EDGE) * radius_on_device[0]
+        extent = wp.max(inner_high - inner_low, vec3())
         shape = shape_of(extent, last - base, width)
         for axis in range(3):
-            cells.frames[cloud, axis] = low[axis]
+            cells.frames[cloud, axis] = inner_low[axis]
             cells.frames[cloud, axis + 3] = extent[axis] / real(shape[axis])
+            cells.frames[cloud, axis + 6] = low[axis]
+            cells.frames[cloud, axis + 9] = high[axis]
             cells.shapes[cloud, axis] = shape[axis]
         cells.shapes[cloud, 3] = base
         cells.shapes[cloud, 4] = last
@@ -271,21 +286,21 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
 
 @once
 def count_kernel(dtype: torch.dtype) -> wp.Kernel:
-    """The cell of each point, and its rank of arrival there."""
+    """The cell of each point, and its rank in the cell."""
     real, *_ = REALS[dtype]
     CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
     _, load = grid_of(dtype)
 
     @wp.kernel(**OPTIONS)
-    def count(points: PointsStruct, reach: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
-        """Launched over the points of a set; fills ``placed``, counts in ``start`` behind each cell."""
+    def count(points: PointsStruct, radius: real, cells: CellListStruct, placed: wp.array2d(dtype=wp.int32)):
+        """Launched over the points of a set; fills ``placed``, and counts in ``start[cell + 1]``."""
         row = wp.tid()
         p = points.positions[row]
         number = common.cloud_of(row, points.batch)
         cell = cells.shapes[number, 4]
         if wp.isfinite(p):
             grid = load(cells, number, p)
-            if wp.max(grid.outside) <= reach:
+            if wp.max(grid.outside) <= radius:
                 at = cell_at(p, grid)
                 cell = first_cell(grid, at[1], at[2]) + at[0]
         placed[row, 0] = cell

@@ -1,4 +1,4 @@
-"""What all kernels here share: dtypes, the clouds of a batch, points in the order of their cells."""
+"""What all kernels share: dtypes, the clouds of a batch, points in the order of their cells."""
 
 import functools
 from collections.abc import Callable
@@ -19,10 +19,10 @@ REALS = {
 
 
 def once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """``functools.cache`` for what makes kernels: Warp registers those of one thread at a time."""
+    """``functools.cache`` for what makes kernels: Warp can register those of one thread at a time."""
     cached = functools.cache(make)
 
-    @functools.cache  # which finds what has been made without the lock
+    @functools.cache  # finds what has been made before, without the lock
     @functools.wraps(make)
     def locked(*args: Any) -> Any:
         with building:
@@ -32,15 +32,15 @@ def once(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def aligned(values: Tensor) -> Tensor:
-    """The same, at an address that is a multiple of 16: a GPU reads words of 16 bytes nowhere else."""
+    """The same values at an address that is a multiple of 16, where a GPU can read words of 16 bytes."""
     return values.clone() if values.data_ptr() % 16 else values
 
 
-# What a record's fields are in kernels: numbers of the dtype of positions ("place"), of another one, say that
-# of sums ("number"), or of one dtype; and the dimensions of the array.
-Vectors = Annotated[Tensor | None, "vector", 1]  # of three places
-Places = Annotated[Tensor | None, "place", 1]
-PlaceRows = Annotated[Tensor | None, "place", 2]
+# What the fields of records are in kernels, and how many dimensions their arrays have. "coordinate" is the
+# dtype of positions, "number" a second dtype, for example that of sums.
+Vectors = Annotated[Tensor | None, "vector", 1]  # of three coordinates
+Coordinates = Annotated[Tensor | None, "coordinate", 1]
+CoordinateRows = Annotated[Tensor | None, "coordinate", 2]
 Numbers = Annotated[Tensor | None, "number", 1]
 NumberPairs = Annotated[Tensor | None, "pair", 1]
 NumberRows = Annotated[Tensor | None, "number", 2]
@@ -51,14 +51,15 @@ Long = Annotated[int, wp.int64, 0]
 
 
 @once
-def struct_of(record: type, places: torch.dtype, numbers: torch.dtype | None = None) -> Any:
-    """A record inside kernels: the struct of its fields, for positions and other numbers of these dtypes."""
-    place, vec3, _ = REALS[places]
-    number = wp.dtype_from_torch(numbers or places)
+def struct_of(record: type, positions: torch.dtype, numbers: torch.dtype | None = None) -> Any:
+    """The struct that a record is in kernels, for positions and other numbers of these dtypes."""
+    coordinate, vec3, _ = REALS[positions]
+    number = wp.dtype_from_torch(numbers or positions)
     pair = wp.types.vector(length=2, dtype=number)
-    kinds = {"place": place, "vector": vec3, "number": number, "pair": pair, float: number, int: int}
+    kinds = {"coordinate": coordinate, "vector": vec3, "number": number, "pair": pair}
+    kinds |= {float: number, int: int}
     return record_struct(
-        record, lambda kind: struct_of(kind, places) if hasattr(kind, "_fields") else kinds.get(kind, kind)
+        record, lambda kind: struct_of(kind, positions) if hasattr(kind, "_fields") else kinds.get(kind, kind)
     )
 
 
@@ -72,7 +73,7 @@ class Batch(NamedTuple):
 
 @wp.func
 def first_row_of(cloud: int, batch: Any):
-    """First packed row of a cloud (of the one past the last: number of rows)."""
+    """First packed row of a cloud; for the number of clouds, the number of rows."""
     if batch.count == 1:
         return cloud * batch.rows
     if not batch.offsets:
@@ -82,7 +83,7 @@ def first_row_of(cloud: int, batch: Any):
 
 @wp.func
 def cloud_of(row: int, batch: Any):
-    """Cloud that a packed row belongs to."""
+    """The cloud that a packed row belongs to."""
     if batch.count == 1:
         return 0
     if not batch.offsets:
@@ -103,11 +104,11 @@ class Points(NamedTuple):
 
     positions: Vectors  # (rows, 3)
     batch: Batch
-    ordered: PlaceRows = None  # (n, 4): the sorted points of a cell list, if taken in that order
+    ordered: CoordinateRows = None  # (n, 4): the sorted points of a cell list, if that is the order
 
 
-# Sorted points are rows of four: the position, then the bits of its row in the set as given. They are read
-# and written 16 bytes at a time, which Warp does not do by itself.
+# A sorted point is a row of four numbers: its position, and the bits of its row number in the given set. In
+# fp32 it is read and written as one word of 16 bytes, which Warp does not do by itself.
 _POINT = """
     struct alignas(16) Four {{ {real} x[4]; }};
     Four* const points = reinterpret_cast<Four*>(table.data);
@@ -143,13 +144,13 @@ for _real, _vec3, _vec4 in REALS.values():
 
 @wp.func
 def position_of(point: Any):
-    """Of a sorted point."""
+    """The position of a sorted point."""
     return wp.vector(point[0], point[1], point[2])
 
 
 @wp.func
 def take(points: Any, at: int):
-    """Row and position of a point in the order of :class:`Points`."""
+    """Row number and position of the point at this place in the order."""
     if points.ordered:
         point = load_point(points.ordered, at)
         return row_of(point), position_of(point)
@@ -158,7 +159,7 @@ def take(points: Any, at: int):
 
 @wp.func
 def squared_distance(p: Any, q: Any, like: Any):
-    """Of two positions, in the dtype of another number, rounded as the reference does."""
+    """The squared distance of two positions, in the dtype of ``like``, rounded as in the reference."""
     dx = type(like)(p[0] - q[0])
     dy = type(like)(p[1] - q[1])
     dz = type(like)(p[2] - q[2])

@@ -1,9 +1,8 @@
 """The two gradients of every aggregation: that of the queries and sigma, and that of the references.
 
-Formulas are in :mod:`pointproj.ops.specification.gradients`.
+Formulas are in :mod:`pointproj.ops.specification.gradients`. The gradient of a pair's logit is its weight
+times (product - mean): product is upstream gradient times feature, mean is upstream gradient times result.
 """
-
-from typing import NamedTuple
 
 import torch
 import warp as wp
@@ -12,222 +11,271 @@ from torch import Tensor
 from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
-from pointproj.ops.backends.warp.sums import (
-    BLOCKS,
-    Problem,
-    counts_function,
-    row_functions,
-)
-from pointproj.ops.backends.warp.weights import PER_SIGMA, weights_of
+from pointproj.ops.backends.warp.neighbors import NeighborSource, Variant, each_neighbor
+from pointproj.ops.backends.warp.queue import BLOCK, Accumulator
+from pointproj.ops.backends.warp.sums import Problem, has_weight_function, launch_bounds, row_functions
+from pointproj.ops.backends.warp.weights import weights_of
 from pointproj.ops.bridge.warp_op import Launch
 
 
-class Gathered(NamedTuple):
-    """Which gradients a kernel fills.
-
-    Over lists, queries add to the gradients of their references by atomics; within a radius each point
-    gathers its own over its neighbours in the other set.
-    """
-
-    of_queries: bool  # else of references
-    points: bool  # of the own points, with sigma for queries; over lists of the references too
-    features: bool
-
-
-def launch_gradients(
+def launch_query_gradient(
     launch: Launch,
-    form: Form,
-    points: Points,
-    source: Source,
+    variant: Variant,
+    queries: Points,
+    source: NeighborSource,
     problem: Problem,
-    gathered: Gathered,
+    of_points: bool,
     d_points: Tensor | None,
-    d_sigma: Tensor | None = None,
+    d_sigma: Tensor | None,
 ) -> None:
-    """Fill the gradients of the points, of features and of sigma, as far as they are gathered.
+    """Fill the gradients of query points and sigma, if ``of_points``, and ``problem.means`` (Q,).
 
-    With that of query points it fills ``problem.means`` (Q,), which those of the references read.
+    Over lists, atomics add up the gradients of features and reference points, where the problem has them.
     """
     of_sigma = None
-    if gathered.of_queries and gathered.points:
-        d_points = torch.empty_like(points.positions) if d_points is None else d_points
-        of_sigma = problem.softmax.new_empty(points.batch.rows)
-    chunks = problem.chunks if gathered.features and not gathered.of_queries else 1  # each takes a search
-    given = points, source, problem, chunks, d_points, of_sigma
-    shape = points.batch.rows * chunks, form.lanes
-    launch(gradient_kernel(form, gathered), shape, *given, block_dim=BLOCK)
+    if of_points:
+        d_points = torch.empty_like(queries.positions) if d_points is None else d_points
+        of_sigma = problem.softmax.new_empty(queries.batch.rows)
+    kernel = query_gradient_kernel(variant, of_points, problem.d_features is not None)
+    shape = queries.batch.rows, variant.lanes
+    launch(kernel, shape, queries, source, problem, d_points, of_sigma, block_dim=BLOCK)
     if d_sigma is not None:
         torch.sum(of_sigma, 0, out=d_sigma)
 
 
+def launch_reference_gradient(
+    launch: Launch,
+    variant: Variant,
+    references: Points,
+    source: NeighborSource,
+    problem: Problem,
+    d_points: Tensor | None,
+) -> None:
+    """Fill the gradients of reference points and features, gathered over the queries within the radius."""
+    of_features = problem.d_features is not None
+    chunks = problem.chunks if of_features else 1  # each chunk of the features takes a search
+    kernel = reference_gradient_kernel(variant, d_points is not None, of_features)
+    shape = references.batch.rows * chunks, variant.lanes
+    launch(kernel, shape, references, source, problem, chunks, d_points, block_dim=BLOCK)
+
+
 @once
-def gradient_kernel(form: Form, gathered: Gathered) -> wp.Kernel:
-    """What ``gathered`` says."""
-    positions, sums, reduce = form.positions, form.sums, form.reduce
-    place, vec3, _ = REALS[positions]
-    real, *_ = REALS[sums]
-    PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
-    rows = row_functions(form)
-    group = lanes(form.lanes)
-    weights, per_sigma = weights_of(form.kernel, reduce, sums), PER_SIGMA.get(form.kernel, 0.0)
-    adder = _gradient_adder(form, gathered)
-    State = adder.State
-    SourceStruct, each_neighbor = meeting(form, adder)
-    of_queries, of_points, of_features = gathered
+def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) -> wp.Kernel:
+    """A gather over the neighbours of each query."""
+    coordinate, vec3, _ = REALS[variant.positions]
+    real, *_ = REALS[variant.sums]
+    PointsStruct = struct_of(Points, variant.positions)
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
+    rows, group = row_functions(variant), lanes(variant.lanes)
+    weights = weights_of(variant.kernel, variant.reduce, variant.sums)
+    accumulator = _query_accumulator(variant, of_points, of_features)
+    SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
+    State, Vectors, Reals = accumulator.State, wp.array(dtype=vec3), wp.array(dtype=real)
 
     @wp.func
     def mean_of(query: int, problem: ProblemStruct):
-        """Upstream gradient times result, rounded as their products with features."""
+        """Upstream gradient times result, rounded as the products with features are."""
         mean = real(0.0)
-        if wp.static(reduce != "sum"):
-            for block in range(problem.chunks):
-                own = rows.load(problem.grad, query, block)
-                values = rows.load(problem.aggregated, query, block)
-                mean = rows.product(mean, own, values, block, problem.columns)
+        if wp.static(variant.reduce != "sum"):
+            for chunk in range(problem.chunks):
+                own = rows.load(problem.grad, query, chunk)
+                values = rows.load(problem.aggregated, query, chunk)
+                mean = rows.product(mean, own, values, chunk, problem.columns)
             mean = group.total(mean)
         return mean
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
-    def gradient(
-        points: PointsStruct,
-        source: SourceStruct,
-        problem: ProblemStruct,
-        chunks: int,
-        d_points: wp.array(dtype=vec3),
-        of_sigma: wp.array(dtype=real),
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
+    def query_gradient(
+        points: PointsStruct, source: SourceStruct, problem: ProblemStruct, d_points: Vectors, d_sigma: Reals
     ):
-        """Launched over points times chunks, and lanes; fills what is gathered, for queries ``means`` too."""
+        """Launched over queries and lanes; fills the gradients, and ``means``."""
         number, _ = wp.tid()
-        number = group.item(number)
-        chunk = number % chunks
-        row, q = common.take(points, number / chunks)
+        query, q = common.take(points, group.item(number))
+        softmax = problem.softmax[query]
         state = State()
         state.q = q
-        state.row = row
-        state.chunk = chunk
-        state.rate = weights.rate(problem.sigma[0], problem.power, problem.limit)
-        if wp.static(of_queries):
-            softmax = problem.softmax[row]
-            state.base = softmax[0]
-            state.inverse = softmax[1]
-            state.own = rows.load(problem.grad, row, 0)
-            if wp.static(of_points):
-                state.mean = mean_of(row, problem)
-        elif wp.static(of_points):
-            state.own = rows.load(problem.features, row, 0)
-        state = each_neighbor(state, row, q, common.cloud_of(row, points.batch), source, problem)
-        if wp.static(of_features and not of_queries):
-            rows.store(state.sums, real(1.0), problem.d_features, row, chunk)
+        state.row = query
+        state.inverse_sigma = real(1.0) / problem.sigma[0]
+        state.base = softmax[0]
+        state.inverse_total = softmax[1]
+        state.own = rows.load(problem.grad, query, 0)
         if wp.static(of_points):
-            for i in range(4):
-                state.shares[i] = group.total(state.shares[i])
-            if chunk == 0 and group.lane() == 0:
-                d_points[row] = vec3(place(state.shares[0]), place(state.shares[1]), place(state.shares[2]))
-                if wp.static(of_queries):
-                    of_sigma[row] = state.shares[3] * state.rate * real(per_sigma)
-                    if problem.means:
-                        problem.means[row] = state.mean
+            state.mean = mean_of(query, problem)
+        state = add_neighbors(state, query, q, common.cloud_of(query, points.batch), source, problem)
+        if wp.static(of_points):
+            d_point = vec3()
+            for axis in range(3):
+                d_point[axis] = coordinate(group.total(state.d_point[axis]))
+            d_logits = group.total(state.logits)
+            if group.lane() == 0:
+                d_points[query] = d_point
+                d_sigma[query] = weights.by_sigma(d_logits, state.inverse_sigma)
+                if problem.means:
+                    problem.means[query] = state.mean
 
-    return gradient
+    return query_gradient
 
 
-def _gradient_adder(form: Form, gathered: Gathered) -> Adder:
-    """What a pair does to a point's position, to features and to sigma.
-
-    A pair's share of the position is its factors times what the product of upstream gradient and feature
-    exceeds that with the query's mean by; a sum takes all of it.
-    """
-    positions, sums = form.positions, form.sums
-    place, vec3, _ = REALS[positions]
-    real, *_ = REALS[sums]
-    ProblemStruct = struct_of(Problem, positions, sums)
-    rows = row_functions(form)
+def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> Accumulator:
+    """The gradients of a query's position and of sigma; those of references are added by atomics."""
+    coordinate, vec3, _ = REALS[variant.positions]
+    real, sums_vec3, _ = REALS[variant.sums]
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
+    rows, has_weight = row_functions(variant), has_weight_function(variant)
     Channels = rows.Channels
-    weights = weights_of(form.kernel, form.reduce, sums)
-    of_queries, of_points, of_features = gathered
-    gathers, scatters = of_features and not of_queries, of_features and of_queries
-    single, divides, counts = form.single, form.reduce != "sum", counts_function(form)
-    Shares, Nothing = (wp.types.vector(length=length, dtype=real) for length in (4, 1))
-    Own = Channels if of_points or of_queries else Nothing
-    Sums = Channels if gathers else Nothing
+    weights = weights_of(variant.kernel, variant.reduce, variant.sums)
 
     @wp.struct
     class State:
-        waiting: int
-        square: place
         q: vec3
-        row: int  # of the point itself
-        chunk: int
-        rate: real  # at which weights decay
-        base: real  # of a query, as the forward kept it
-        inverse: real
-        mean: real  # of a query: upstream gradient times result
-        own: Own  # of the point's own values the first chunk
-        shares: Shares  # along x, y, z, and of sigma
-        sums: Sums
+        row: int
+        inverse_sigma: real
+        base: real
+        inverse_total: real
+        mean: real
+        own: Channels  # the first chunk of the query's upstream gradient
+        d_point: sums_vec3
+        logits: real  # sum of logits times their gradients
 
     @wp.func
     def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
-        base = state.base
-        inverse = state.inverse
-        if wp.static(not of_queries):
-            softmax = problem.softmax[row]
-            base = softmax[0]
-            inverse = softmax[1]
-        return state, weights.weight(base, wp.sqrt(squared), state.rate, problem.limit) * inverse
+        weight = weights.weight(state.base, wp.sqrt(squared), state.inverse_sigma, problem)
+        return state, weight * state.inverse_total
 
     @wp.func
-    def gather_row(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
-        state.sums = rows.add(state.sums, exists, weight, rows.load(problem.grad, other, state.chunk))
+    def add_row(state: State, problem: ProblemStruct, exists: bool, row: int, weight: real):
+        product = real(0.0)
+        for chunk in range(wp.where(wp.static(variant.single), 1, problem.chunks)):
+            own = state.own
+            if chunk > 0:
+                own = rows.load(problem.grad, state.row, chunk)
+            if wp.static(of_points):
+                values = rows.load(problem.features, row, chunk)
+                product = rows.product(product, own, values, chunk, problem.columns)
+            if wp.static(of_features):
+                rows.scatter(own, exists, weight, problem.d_features, row, chunk)
+        return state, product
+
+    @wp.func
+    def add_pair(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
+        if has_weight(problem, row):
+            d_logit = weight * (product - state.mean)
+            other = problem.others[row]
+            distance = wp.sqrt(common.squared_distance(state.q, other, weight))
+            logit = weights.logit(state.base, distance, state.inverse_sigma, problem)
+            state.logits += d_logit * logit
+            if distance > real(0.0):
+                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
+                for axis in range(3):
+                    step = scale * real(other[axis] - state.q[axis])
+                    state.d_point[axis] += step
+                    if problem.d_others:
+                        wp.atomic_add(problem.d_others, row, axis, coordinate(-step))
+        return state
+
+    return Accumulator(
+        State, ProblemStruct, has_weight, None, weigh, add_row, add_pair if of_points else None
+    )
+
+
+@once
+def reference_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) -> wp.Kernel:
+    """A gather over the queries around each reference point."""
+    coordinate, vec3, _ = REALS[variant.positions]
+    real, *_ = REALS[variant.sums]
+    PointsStruct = struct_of(Points, variant.positions)
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
+    rows, group = row_functions(variant), lanes(variant.lanes)
+    accumulator = _reference_accumulator(variant, of_points, of_features)
+    SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
+    State, Vectors = accumulator.State, wp.array(dtype=vec3)
+
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
+    def reference_gradient(
+        references: PointsStruct, source: SourceStruct, problem: ProblemStruct, chunks: int, d_points: Vectors
+    ):
+        """Launched over references times chunks, and lanes; fills the gradients."""
+        number, _ = wp.tid()
+        number = group.item(number)
+        row, q = common.take(references, number / chunks)
+        state = State()
+        state.q = q
+        state.row = row
+        state.chunk = number % chunks
+        state.inverse_sigma = real(1.0) / problem.sigma[0]
+        if wp.static(of_points):
+            state.own = rows.load(problem.features, row, 0)
+        state = add_neighbors(state, row, q, common.cloud_of(row, references.batch), source, problem)
+        if wp.static(of_features):
+            rows.store(state.sums, real(1.0), problem.d_features, row, state.chunk)
+        if wp.static(of_points):
+            d_point = vec3()
+            for axis in range(3):
+                d_point[axis] = coordinate(group.total(state.d_point[axis]))
+            if state.chunk == 0 and group.lane() == 0:
+                d_points[row] = d_point
+
+    return reference_gradient
+
+
+def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool) -> Accumulator:
+    """The gradients of a reference point's position and of its features."""
+    _, vec3, _ = REALS[variant.positions]
+    real, sums_vec3, _ = REALS[variant.sums]
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
+    rows, has_weight = row_functions(variant), has_weight_function(variant)
+    Channels = rows.Channels
+    weights = weights_of(variant.kernel, variant.reduce, variant.sums)
+
+    @wp.struct
+    class State:
+        q: vec3
+        row: int
+        chunk: int
+        inverse_sigma: real
+        own: Channels  # the first chunk of the point's features
+        d_point: sums_vec3
+        sums: Channels  # of the features' gradient
+
+    @wp.func
+    def weigh(state: State, problem: ProblemStruct, query: int, squared: real):
+        softmax = problem.softmax[query]
+        weight = weights.weight(softmax[0], wp.sqrt(squared), state.inverse_sigma, problem)
+        return state, weight * softmax[1]
+
+    @wp.func
+    def add_upstream(state: State, problem: ProblemStruct, exists: bool, query: int, weight: real):
+        state.sums = rows.add(state.sums, exists, weight, rows.load(problem.grad, query, state.chunk))
         return state, real(0.0)
 
     @wp.func
-    def gather_product(state: State, problem: ProblemStruct, exists: bool, other: int, weight: real):
-        """The neighbour's row; of upstream gradient and feature, one is the point's own, the product."""
-        sum = real(0.0)
-        chunks = wp.where(wp.static(single), 1, problem.chunks)
-        for block in range(chunks):
+    def add_product(state: State, problem: ProblemStruct, exists: bool, query: int, weight: real):
+        product = real(0.0)
+        for chunk in range(wp.where(wp.static(variant.single), 1, problem.chunks)):
             own = state.own
-            if wp.static(of_queries):
-                if block > 0:
-                    own = rows.load(problem.grad, state.row, block)
-                if wp.static(of_points):
-                    values = rows.load(problem.features, other, block)
-                    sum = rows.product(sum, own, values, block, problem.columns)
-                if wp.static(scatters):
-                    rows.scatter(own, exists, weight, problem.d_features, other, block)
-            else:
-                if block > 0:
-                    own = rows.load(problem.features, state.row, block)
-                values = rows.load(problem.grad, other, block)
-                sum = rows.product(sum, own, values, block, problem.columns)
-                if wp.static(gathers):
-                    here = exists and block == state.chunk
-                    state.sums = rows.add(state.sums, here, weight, values)
-        return state, sum
-
-    gather = gather_product if of_points or of_queries else gather_row
+            if chunk > 0:
+                own = rows.load(problem.features, state.row, chunk)
+            values = rows.load(problem.grad, query, chunk)
+            product = rows.product(product, own, values, chunk, problem.columns)
+            if wp.static(of_features):
+                state.sums = rows.add(state.sums, exists and chunk == state.chunk, weight, values)
+        return state, product
 
     @wp.func
-    def settle(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
-        if not counts(problem, wp.where(wp.static(of_queries), row, state.row)):
-            return state
-        mean = state.mean
-        if wp.static(not of_queries and divides):
-            mean = problem.means[row]
-        share = weight * (product - mean)
-        other = problem.others[row]
-        far = wp.sqrt(common.squared_distance(state.q, other, weight))
-        if wp.static(of_queries):
-            state.shares[3] += share * weights.beyond(state.base, far, state.rate, problem.limit)
-        if far > real(0.0):
-            scale = share * weights.slope(state.base, far, state.rate, problem.limit) / far
-            for axis in range(3):
-                along = scale * real(other[axis] - state.q[axis])
-                state.shares[axis] += along
-                if problem.d_others:
-                    wp.atomic_add(problem.d_others, row, axis, place(-along))
+    def add_pair(state: State, problem: ProblemStruct, query: int, weight: real, product: real):
+        if has_weight(problem, state.row):
+            mean = real(0.0)
+            if wp.static(variant.reduce != "sum"):
+                mean = problem.means[query]
+            other = problem.others[query]
+            distance = wp.sqrt(common.squared_distance(state.q, other, weight))
+            d_logit = weight * (product - mean)
+            if distance > real(0.0):
+                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
+                for axis in range(3):
+                    state.d_point[axis] += scale * real(other[axis] - state.q[axis])
         return state
 
-    return Adder(State, ProblemStruct, None, None, weigh, gather, settle if of_points else None)
+    if not of_points:
+        return Accumulator(State, ProblemStruct, has_weight, None, weigh, add_upstream, None)
+    return Accumulator(State, ProblemStruct, has_weight, None, weigh, add_product, add_pair)

@@ -18,8 +18,8 @@ from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.records import Tables, fields_apart
 
 BLOCK = 128
-# Of many queries with short lists a multiprocessor holds more blocks, though some registers are spilled then:
-# self-kNN of 10^6 uniform points takes 0.67 ms with 8 blocks, 0.80 with 4.
+# For many queries with short lists a multiprocessor runs more blocks, although this spills some registers:
+# self-kNN of 10^6 uniform points takes 0.67 ms with 8 blocks, and 0.80 ms with 4.
 SHORT_LIST = 8
 MANY_QUERIES = 2**18
 
@@ -52,7 +52,7 @@ def _search(
 
 
 def launch_search(launch: Launch, queries: Points, references: Points, cells: CellList, found: Found) -> None:
-    """Fill ``found``. Without tables it builds its own: that spares the call of another operator."""
+    """Fill ``found``; without tables this builds them, to save a call of an operator."""
     cells = new_cell_list(launch, references) if cells.frames is None else readable(cells)
     own = in_order_of(cells, queries, references)
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
@@ -61,7 +61,7 @@ def launch_search(launch: Launch, queries: Points, references: Points, cells: Ce
 
 
 def list_of(found: Found) -> tuple[int | None, torch.dtype]:
-    """The length of the lists, None if they are kept in memory, and the dtype of their rows."""
+    """The length of the lists, None if they are in memory, and the dtype of their rows."""
     k = found.rows.shape[1]
     return k if k <= LONGEST_LIST[found.rows.device.type] else None, found.rows.dtype
 
@@ -76,9 +76,9 @@ def sets_of(clouds: Clouds) -> tuple[Points, Points]:
 
 
 def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
-    """The queries, in the order of the cells where they are the points of the cell list.
+    """The queries; in the order of the cells, if they are the points of the cell list.
 
-    Threads side by side then share what they read.
+    Adjacent threads then read the same points.
     """
     one, other = queries.positions, references.positions
     itself = one.data_ptr() == other.data_ptr() and len(one) == len(other)
@@ -89,7 +89,7 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 def search_kernel(
     where: type[CellList | Ball], dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int
 ) -> wp.Kernel:
-    """The search, everywhere or in a ball, where it also counts. With k None neighbours wait in memory."""
+    """The search, everywhere or in a ball, whose points it also counts. If k is None, lists are in memory."""
     real, vec3, vec4 = REALS[dtype]
     WhereStruct, FoundStruct = struct_of(where, dtype), struct_of(Found, dtype, indices)
     PointsStruct = struct_of(Points, dtype)
@@ -99,8 +99,7 @@ def search_kernel(
     @wp.struct
     class State:
         list: ListState
-        square: real  # of a ball
-        count: int  # of those within it
+        count: int  # of the points within a radius
 
     @wp.func
     def limit(state: State, found: FoundStruct):
@@ -109,7 +108,7 @@ def search_kernel(
     @wp.func
     def visit(state: State, found: FoundStruct, q: vec3, point: vec4, squared: real, exists: bool):
         if wp.static(within):
-            if squared <= state.square:
+            if exists:
                 state.count += 1
             else:
                 squared = real(wp.inf)
@@ -127,7 +126,7 @@ def search_kernel(
     def search_nearest(queries: PointsStruct, where: WhereStruct, found: FoundStruct):
         """Launched over the queries; fills ``found``."""
         query, q = common.take(queries, wp.tid())
-        state = State(begin(query, found), real(0.0), 0)
+        state = State(begin(query, found), 0)
         state = search(state, query, q, common.cloud_of(query, queries.batch), where, found)
         finish(state.list, query, found, wp.where(wp.isfinite(q), real(wp.inf), real(wp.nan)))
         if wp.static(within):

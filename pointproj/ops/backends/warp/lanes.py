@@ -1,9 +1,8 @@
-"""Lanes: what the threads that work on one point can tell each other.
+"""Lanes: the threads that work on one point, and how they exchange values.
 
-On a GPU eight threads of a warp share a point: they look for its neighbours together, and stand side by side
-over the channels of a row. All threads of a warp call these functions together, also where several points are
-at work: loops go on until all are done. On a CPU a point has one thread, for which the same functions do
-nothing, and code that calls them is a plain loop.
+On a GPU eight threads of a warp share a point: they search for its neighbours together, and divide the
+channels of a row among them. All threads of a warp call these functions together, although they work on
+several points: loops go on until all are done. On a CPU a point has one thread, and the functions do nothing.
 """
 
 from typing import Any, NamedTuple
@@ -17,19 +16,19 @@ LANES = 8  # of a point on a GPU
 
 
 class Lanes(NamedTuple):
-    """What the lanes of a point can tell each other."""
+    """Functions of the lanes of a point."""
 
     count: int
-    item: wp.Function  # (first of wp.tid()) -> what these lanes work on, in a launch of (items, count)
+    item: wp.Function  # (first of wp.tid()) -> the item of these lanes, in a launch of (items, count)
     lane: wp.Function  # () -> own number
-    any: wp.Function  # (flag) -> whether it is set for any lane of any point of the GPU's warp
+    any: wp.Function  # (flag) -> whether it is set for any lane of the GPU's warp
     ballot: wp.Function  # (flag) -> one bit for each lane
     minimum: wp.Function  # (x) -> smallest over all lanes
     total: wp.Function  # (x) -> sum over all lanes
     totals: wp.Function  # (four numbers) -> sum over all lanes of number lane % 4
     bits_before: wp.Function  # (bits) -> how many are set for the lanes before this one
     bit_count: wp.Function  # (bits)
-    sync: wp.Function  # (): after this, lanes see what others of the GPU's warp have written
+    sync: wp.Function  # (): after this, lanes see what others in the GPU's warp have written
 
 
 def lanes_on(device_type: str) -> int:
@@ -39,12 +38,12 @@ def lanes_on(device_type: str) -> int:
 
 @once
 def lanes(count: int) -> Lanes:
-    """Functions for the lanes of a GPU, or for a single one."""
+    """Functions for several lanes of a GPU, or for a single one."""
 
     def code(several: str, one: str) -> str:
         return one if count == 1 else several
 
-    # What wp.tid() says, without its division by a number that it does not know to be a power of two.
+    # As wp.tid(), whose division is slower, because it does not know that the divisor is a power of two.
     number = f"(static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x) / {count}"
 
     @wp.func_native(code(f"return {number};", "return first;"))

@@ -1,9 +1,8 @@
 """Lists of the reference points within a radius of each query: the nearest of them, or all.
 
-The nearest are found by a thread for each query, which also counts all. A list of all is made in two
-searches, by all lanes of a query: one counts, and when the sums of the counts say where each query's part
-begins, the other fills it. A part is sorted in place, so that nothing depends on the order in which points
-are met.
+For the nearest, one thread searches for each query, and counts all within the radius. A list of all takes two
+searches by all lanes of a query: the first counts, the second writes at the prefix sums of the counts. Each
+query's part is sorted in place, so the result does not depend on the order in which points are visited.
 """
 
 from typing import Any, NamedTuple
@@ -15,17 +14,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp import common
 from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    Long,
-    Longs,
-    Places,
-    Points,
-    Vectors,
-    once,
-    struct_of,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, Longs, Points, once, struct_of
 from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, search_kernel, sets_of
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.top_k import Found
@@ -33,6 +22,8 @@ from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, ne
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.records import Tables, fields_apart
+
+BLOCKS = 6  # that a multiprocessor runs at the same time, for short lists
 
 
 def radius_search(
@@ -57,7 +48,7 @@ def _arguments(clouds: Clouds, tables: Tables | None, radius: float | Tensor) ->
 def _queries_and_ball(
     launch: Launch, clouds: Clouds, cells: CellList, radius: float, radii: Tensor | None
 ) -> tuple[Points, Ball]:
-    """What is searched for, and where. Without tables it builds its own, which spares another operator."""
+    """The queries, and what they search; without tables this builds them, to save a call of an operator."""
     queries, references = sets_of(clouds)
     if cells.frames is None:
         largest = radii.amax().view(1) if radii is not None and queries.batch.rows else None
@@ -90,7 +81,7 @@ def _nearest_within(
     counts: Tensor,
 ) -> None:
     searched, found = _queries_and_ball(launch, clouds, cells, radius, radii), Found(rows, distances, counts)
-    kernel = search_kernel(Ball, distances.dtype, *list_of(found), 1)
+    kernel = search_kernel(Ball, distances.dtype, *list_of(found), BLOCKS)
     launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
 
 
@@ -132,19 +123,19 @@ def _all_within(
 
 
 class Parts(NamedTuple):
-    """Where all neighbours go."""
+    """Where all neighbours are written."""
 
-    points: Vectors  # those that are searched, (N, 3)
+    points: common.Vectors  # (N, 3), those that are searched
     row_splits: Longs  # (Q + 1,)
-    rows: Longs  # where they begin in memory; Warp's arrays end at 2^31
-    distances: Places  # likewise
-    capacity: Long
-    scratch: Longs  # (N,): for the rows of the query that is cut off by the capacity
+    rows: Longs  # (1,) the first of (capacity,), which may be longer than an array of Warp
+    distances: common.Coordinates  # likewise
+    capacity: common.Long
+    scratch: Longs  # (N,): rows of the query whose list the capacity truncates
 
 
-# Slots of lists are numbered by 64 bits, which Warp's arrays do not take.
-@wp.func_native("return reinterpret_cast<unsigned long long>(rows.data + slot);")
-def address_of(rows: wp.array(dtype=wp.int64), slot: wp.int64) -> wp.uint64: ...
+# Places in lists are numbers of 64 bits, with which Warp's arrays cannot be indexed.
+@wp.func_native("return reinterpret_cast<unsigned long long>(rows.data + place);")
+def address_of(rows: wp.array(dtype=wp.int64), place: wp.int64) -> wp.uint64: ...
 
 
 @wp.func_native("return static_cast<int>(reinterpret_cast<const long long*>(address)[i]);")
@@ -152,7 +143,7 @@ def row_at(address: wp.uint64, i: int) -> int: ...
 
 
 @wp.func_native("reinterpret_cast<long long*>(address)[i] = row;")
-def put_row(address: wp.uint64, i: int, row: int): ...
+def store_row(address: wp.uint64, i: int, row: int): ...
 
 
 @once
@@ -161,11 +152,11 @@ def sort_function(count: int) -> wp.Function:
 
     @wp.func
     def sort_rows(address: wp.uint64, size: int):
-        """Sort so many rows in ascending order: all lanes together, by a bitonic network in memory.
+        """Sort ``size`` rows in ascending order: all lanes together, by a bitonic network in memory.
 
-        Every exchange puts the smaller of two in front, also in the first step of a merge, which compares the
-        first with the last, the second with the last but one and so on. So places behind the end need no
-        memory: they count as larger than everything and never move.
+        Every exchange writes the smaller row in front. That holds also for the first step of a merge, which
+        compares the first row with the last, the second with the last but one, and so on. So places behind
+        the end need no memory: they would contain the largest rows, and never move.
         """
         length = int(2)
         while group.any(length / 2 < size):
@@ -181,8 +172,8 @@ def sort_function(count: int) -> wp.Function:
                         low = row_at(address, at)
                         high = row_at(address, other)
                         if high < low:
-                            put_row(address, at, high)
-                            put_row(address, other, low)
+                            store_row(address, at, high)
+                            store_row(address, other, low)
                     i += count
                     at = 2 * i - i % bit
                 bit = bit / 2
@@ -193,39 +184,43 @@ def sort_function(count: int) -> wp.Function:
 
 
 @once
-def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
-    """The first counts the neighbours of each query, the second writes them as far as there is room."""
+def _list_search(dtype: torch.dtype, count: int) -> tuple[Any, wp.Function]:
+    """State and function of a search that counts neighbours, and writes their rows if it has an address."""
     real, vec3, vec4 = REALS[dtype]
-    PointsStruct, BallStruct, PartsStruct = (struct_of(record, dtype) for record in (Points, Ball, Parts))
-    group = lanes(count)
-
-    @wp.func_native("distances.data[slot] = distance;")
-    def put_distance(distances: wp.array(dtype=real), slot: wp.int64, distance: real): ...
+    PartsStruct, group = struct_of(Parts, dtype), lanes(count)
 
     @wp.struct
     class State:
-        square: real
         size: int
-        address: wp.uint64  # where rows go; 0 while they are only counted
+        address: wp.uint64  # of the rows; 0 if they are only counted
 
     @wp.func
     def visit(state: State, parts: PartsStruct, q: vec3, point: vec4, squared: real, exists: bool):
-        within = exists and squared <= state.square
-        present = group.ballot(within)
-        if within and state.address != wp.uint64(0):
-            put_row(state.address, state.size + group.bits_before(present), common.row_of(point))
+        present = group.ballot(exists)
+        if exists and state.address != wp.uint64(0):
+            store_row(state.address, state.size + group.bits_before(present), common.row_of(point))
         state.size += group.bit_count(present)
         return state
 
-    search = ball_search(dtype, group, Visitor(State, PartsStruct, visit))
-    sort_rows = sort_function(count)
+    return State, ball_search(dtype, group, Visitor(State, PartsStruct, visit))
+
+
+@once
+def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
+    """The first counts the neighbours of each query, the second writes them up to the capacity."""
+    real, vec3, _ = REALS[dtype]
+    PointsStruct, BallStruct, PartsStruct = (struct_of(record, dtype) for record in (Points, Ball, Parts))
+    group, (State, search), sort_rows = lanes(count), _list_search(dtype, count), sort_function(count)
+
+    @wp.func_native("distances.data[place] = distance;")
+    def store_distance(distances: wp.array(dtype=real), place: wp.int64, distance: real): ...
 
     @wp.kernel(**OPTIONS)
     def count_within(queries: PointsStruct, ball: BallStruct, parts: PartsStruct):
-        """Launched over queries and lanes; fills ``row_splits``, behind its first, with the counts."""
+        """Launched over queries and lanes; writes the counts to ``row_splits[1:]``."""
         number, _ = wp.tid()
         query, q = common.take(queries, group.item(number))
-        state = State(real(0.0), 0, wp.uint64(0))
+        state = State(0, wp.uint64(0))
         state = search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         if group.lane() == 0:
             parts.row_splits[query + 1] = wp.int64(state.size)
@@ -240,19 +235,19 @@ def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
         if begin >= parts.capacity:
             size = 0
         if size == 0:
-            q = vec3(real(wp.nan))  # which has no neighbours
+            q = vec3(real(wp.nan))  # such a point has no neighbours
         address = address_of(parts.rows, begin)
-        room = int(wp.min(parts.capacity - begin, wp.int64(size)))
-        if room < size:
+        kept = int(wp.min(parts.capacity - begin, wp.int64(size)))
+        if kept < size:
             address = address_of(parts.scratch, wp.int64(0))
-        state = State(real(0.0), 0, address)
+        state = State(0, address)
         search(state, query, q, common.cloud_of(query, queries.batch), ball, parts)
         sort_rows(address, size)
-        for i in range(group.lane(), room, count):
+        for i in range(group.lane(), kept, count):
             row = row_at(address, i)
-            if room < size:
-                put_row(address_of(parts.rows, begin), i, row)
+            if kept < size:
+                store_row(address_of(parts.rows, begin), i, row)
             squared = common.squared_distance(q, parts.points[row], q[0])
-            put_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
+            store_distance(parts.distances, begin + wp.int64(i), wp.sqrt(squared))
 
     return count_within, fill

@@ -9,7 +9,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
 from pointproj.ops.backends.warp.cell_list_build import sorted_into
-from pointproj.ops.backends.warp.gradients import Gathered, launch_gradients
+from pointproj.ops.backends.warp.gradients import launch_query_gradient, launch_reference_gradient
 from pointproj.ops.backends.warp.knn_search import in_order_of, launch_search, nearest, sets_of
 from pointproj.ops.backends.warp.lists import radius_list, radius_search
 from pointproj.ops.backends.warp.neighbors import Lists
@@ -49,10 +49,10 @@ def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: 
 
 
 def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
-    """Weighted mean or sum of the features within ``radius``: nothing is listed, nothing truncated.
+    """Weighted mean or sum of the features within ``radius``, without lists.
 
-    Gradients that belong to reference points are gathered by the transposed search, over the queries near
-    each of them: the backward sorts the queries.
+    Gradients of reference points and features are gathered over the queries around each reference point: the
+    backward sorts the queries into cells.
     """
     features, sigma, weighting = summands
     if tables is None:
@@ -66,7 +66,7 @@ _summed = itemgetter("features", "sigma", "aggregated", "softmax", "grad_aggrega
 
 
 def _lists_of(values: dict[str, Any]) -> dict[str, Any]:
-    """The values, with the lists that were given or found."""
+    """The values, with the lists that were given, or else found."""
     given = values["neighbor_indices"]
     return values | {"neighbor_indices": values["found"] if given is None else given}
 
@@ -84,14 +84,13 @@ def _lists_backward(launch: Launch, **values: Any) -> None:
     queries, references = sets_of(record_of(Clouds, values))
     added = {"others": references.positions, "d_others": d_references, "d_features": d_features}
     weighting, dtype = record_of(Weighting, values), references.positions.dtype
-    form, problem = new_problem(Lists, dtype, weighting, *_summed(values), of_points, **added)
+    variant, problem = new_problem(Lists, dtype, weighting, *_summed(values), of_points, **added)
     source = Lists(references.positions, values["neighbor_indices"])
-    gathered = Gathered(True, of_points, d_features is not None)
-    launch_gradients(launch, form, queries, source, problem, gathered, d_queries, d_sigma)
+    launch_query_gradient(launch, variant, queries, source, problem, of_points, d_queries, d_sigma)
 
 
 def _fill_in_fixed_order(values: dict[str, Any]) -> None:
-    """Without atomics: torch sorts what it adds when deterministic algorithms are asked for."""
+    """Without atomics: in deterministic mode torch sorts before it adds."""
     needs = {name: values[f"d_{name}"] is not None for name in DIFFERENTIABLE}
     made = aggregate_backward((values["grad_aggregated"],), needs, Saved(values, ()), listed_chunks)
     for name, gradient in zip(DIFFERENTIABLE, made, strict=True):
@@ -142,8 +141,8 @@ def _knn_aggregate(
         launch_search(launch, queries, references, cells, Found(found, heap))
         neighbor_indices = found
     given = references.positions.dtype, weighting, features, sigma, aggregated, softmax
-    form, problem = new_problem(Lists, *given)
-    launch_sums(launch, form, queries, Lists(references.positions, neighbor_indices), problem)
+    variant, problem = new_problem(Lists, *given)
+    launch_sums(launch, variant, queries, Lists(references.positions, neighbor_indices), problem)
 
 
 def _radius_backward(launch: Launch, **values: Any) -> None:
@@ -152,19 +151,19 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     queries, references = sets_of(record_of(Clouds, values))
     cells, radius = readable(record_of(CellList, values)), values["radius"]
     weighting, others = record_of(Weighting, values), references.positions
-    form, problem = new_problem(Ball, others.dtype, weighting, *_summed(values), of_points, others=others)
-    gathered = Gathered(False, d_references is not None, d_features is not None)
-    if gathered.points or gathered.features:
+    variant, problem = new_problem(Ball, others.dtype, weighting, *_summed(values), of_points, others=others)
+    of_references = not (d_references is d_features is None)
+    if of_references:
         query_cells = sorted_into(launch, queries, cells, radius)
         queries = queries._replace(ordered=query_cells.points)
     if of_points:
         problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
-        given = new_ball(cells, radius), problem, Gathered(True, True, False)
-        launch_gradients(launch, form, queries, *given, d_queries, d_sigma)
-    if gathered.points or gathered.features:
+        source = new_ball(cells, radius)
+        launch_query_gradient(launch, variant, queries, source, problem, of_points, d_queries, d_sigma)
+    if of_references:
         problem = problem._replace(others=queries.positions, d_features=d_features)
-        given = new_ball(query_cells, radius), problem, gathered, d_references
-        launch_gradients(launch, form, references._replace(ordered=cells.points), *given)
+        references, source = references._replace(ordered=cells.points), new_ball(query_cells, radius)
+        launch_reference_gradient(launch, variant, references, source, problem, d_references)
 
 
 @warp_op(
@@ -190,5 +189,5 @@ def _radius_aggregate(
     cells = readable(cells)
     queries = in_order_of(cells, *sets_of(clouds))
     given = queries.positions.dtype, weighting, features, sigma, aggregated, softmax
-    form, problem = new_problem(Ball, *given)
-    launch_sums(launch, form, queries, new_ball(cells, radius), problem)
+    variant, problem = new_problem(Ball, *given)
+    launch_sums(launch, variant, queries, new_ball(cells, radius), problem)

@@ -1,9 +1,9 @@
 """The forward of every aggregation: weights of the neighbours, and the weighted sum of their features.
 
-The lanes of a point stand side by side over the channels.
-Weights of a mean are a_ij = exp(-beyond_ij) / total_i, relative to the distance base_i of the nearest
-met so far. The forward keeps base_i and 1 / total_i for the gradients, apart, because their logarithm would
-round away what is small next to base_i rate. Formulas are in :mod:`pointproj.ops.specification.gradients`.
+The lanes of a point divide the channels among them. Weights of a mean are relative to the nearest neighbour
+so far: when a nearer one is found, the sums are rescaled. For the gradients the forward saves ``base`` and
+1 / ``total`` of each query. Saved as one number, base / sigma - log(total), the small total would be lost to
+rounding. Formulas are in :mod:`pointproj.ops.specification.gradients`.
 """
 
 from typing import Any, NamedTuple
@@ -13,61 +13,52 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.common import (
-    OPTIONS,
-    REALS,
-    NumberPairs,
-    NumberRows,
-    Numbers,
-    PlaceRows,
-    Points,
-    Vectors,
-    once,
-    struct_of,
-)
+from pointproj.ops.backends.warp.common import OPTIONS, REALS, NumberRows, Numbers, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
-from pointproj.ops.backends.warp.neighbors import BLOCK, Adder, Form, Source, meeting
+from pointproj.ops.backends.warp.neighbors import NeighborSource, Variant, each_neighbor
+from pointproj.ops.backends.warp.queue import BLOCK, Accumulator
 from pointproj.ops.backends.warp.traversal import Ball
-from pointproj.ops.backends.warp.weights import is_relative, limit_of, weights_of
+from pointproj.ops.backends.warp.weights import is_relative, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 from pointproj.ops.specification.reference import Weighting
 
-CHANNELS = 32  # that the lanes of a point sum up in one search
-VECTOR = 4  # channels that a lane reads in one word on a GPU
-BLOCKS = 3  # of a multiprocessor at a time
+CHANNELS = 32  # summed up in one search by all lanes of a point
+VECTOR = 4  # channels that a lane of a GPU reads as one word
+BLOCKS = 3  # that a multiprocessor runs at the same time
 
 
 class Problem(NamedTuple):
-    """What is aggregated."""
+    """What is aggregated, and its gradients."""
 
     sigma: Numbers  # ()
     power: float
-    limit: float  # of the kernel: see the module of weights
+    eps: float
+    support: float
     features: NumberRows  # (N, C), of the reference points
     aggregated: NumberRows  # (Q, C), results of the queries
-    softmax: NumberPairs  # (Q, 2), of the queries: what weights are relative to, 1 / total weight
+    softmax: common.NumberPairs  # (Q, 2), of the queries: base and 1 / total
     columns: int  # C
     chunks: int  # searches that it takes to cover all channels
     grad: NumberRows = None  # (Q, C), upstream gradients of the results
     means: Numbers = None  # (Q,), sums over the channels of upstream gradient times result
-    others: Vectors = None  # (n, 3), positions of the neighbours
-    d_others: PlaceRows = None  # (n, 3), gradient of those positions that lists are added to
+    others: common.Vectors = None  # (n, 3), positions of the neighbours
+    d_others: common.CoordinateRows = None  # (n, 3), gradient of those positions, over lists
     d_features: NumberRows = None  # (N, C), gradient of the features
 
 
 class Rows(NamedTuple):
-    """Rows of numbers, of which each lane has some channels; chunk by chunk if there are many."""
+    """Functions of rows of numbers. Each lane has some channels of a row, or of a chunk of many channels."""
 
-    Channels: Any  # vector of those of a lane
-    load: wp.Function  # (values, row, chunk) -> channels; beyond the last column anything
-    add: wp.Function  # (total, exists, factor, channels) -> total with factor times them, if they exist
-    product: wp.Function  # (sum, channels, channels, chunk, columns) -> sum with products of those that exist
-    scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor times them to the row
-    store: wp.Function  # (total, factor, values, row, chunk): write factor times total
+    Channels: Any  # vector of a lane's channels
+    load: wp.Function  # (values, row, chunk) -> channels; behind the last column they are arbitrary
+    add: wp.Function  # (sums, exists, factor, channels) -> sums + factor channels, if the row exists
+    product: wp.Function  # (sum, channels, channels, chunk, columns) -> sum + their scalar product
+    scatter: wp.Function  # (channels, exists, factor, values, row, chunk): add factor channels to the row
+    store: wp.Function  # (sums, factor, values, row, chunk): write factor sums to the row
 
 
-# A lane's channels in long words, at multiples of which rows begin: see ``_in_words``. A lane beyond the last
-# column reads the first in vain: nothing has to be decided before rows are on their way.
+# Reads a lane's channels in words of ``vector`` numbers, see ``_in_words``. A lane behind the last column of
+# the row reads the first one in vain: so the read needs no branch.
 _LOAD_ROW = """
     struct {align} Word {{ {real} x[{vector}]; }};
     const int lane = {lane};
@@ -99,12 +90,11 @@ for number in (wp.float32, wp.float64):
 
 
 @once
-def row_functions(form: Form) -> Rows:
-    """For sums of one form."""
-    real, *_ = REALS[form.sums]
-    matrix, channels, vector = wp.array2d(dtype=real), form.channels, form.vector
+def row_functions(variant: Variant) -> Rows:
+    real, *_ = REALS[variant.sums]
+    matrix, channels, vector = wp.array2d(dtype=real), variant.channels, variant.vector
     Channels = wp.types.vector(length=channels, dtype=real)
-    count, lane = form.lanes, lanes(form.lanes).lane
+    count, lane = variant.lanes, lanes(variant.lanes).lane
     names = {"real": f"wp::{real.__name__}", "channels": channels, "count": count, "vector": vector}
     names |= {
         "align": "alignas(16)" if vector > 1 else "",
@@ -119,18 +109,18 @@ def row_functions(form: Form) -> Rows:
     def load(values: matrix, row: int, chunk: int) -> Channels: ...
 
     @wp.func
-    def add(total: Channels, exists: bool, factor: real, values: Channels):
-        if exists:  # what is not there may be infinite
+    def add(sums: Channels, exists: bool, factor: real, values: Channels):
+        if exists:  # else the values may be infinite, and 0 times them is NaN
             for i in range(channels):
-                total[i] = multiply_add(factor, values[i], total[i])
-        return total
+                sums[i] = multiply_add(factor, values[i], sums[i])
+        return sums
 
     @wp.func
-    def product(total: real, own: Channels, values: Channels, chunk: int, columns: int):
+    def product(sum: real, own: Channels, values: Channels, chunk: int, columns: int):
         for i in range(channels):
             if column(chunk, i) < columns:
-                total = multiply_add(own[i], values[i], total)
-        return total
+                sum = multiply_add(own[i], values[i], sum)
+        return sum
 
     @wp.func
     def scatter(own: Channels, exists: bool, factor: real, values: matrix, row: int, chunk: int):
@@ -139,16 +129,16 @@ def row_functions(form: Form) -> Rows:
                 wp.atomic_add(values, row, column(chunk, i), factor * own[i])
 
     @wp.func
-    def store(total: Channels, factor: real, values: matrix, row: int, chunk: int):
+    def store(sums: Channels, factor: real, values: matrix, row: int, chunk: int):
         for i in range(channels):
             if column(chunk, i) < values.shape[1]:
-                values[row, column(chunk, i)] = total[i] * factor
+                values[row, column(chunk, i)] = sums[i] * factor
 
     return Rows(Channels, load, add, product, scatter, store)
 
 
 def new_problem(
-    source: type[Source],
+    source: type[NeighborSource],
     positions: torch.dtype,
     weighting: Weighting,
     features: Tensor,
@@ -158,30 +148,29 @@ def new_problem(
     grad: Tensor | None = None,
     of_points: bool = True,
     **others: Tensor | None,
-) -> tuple[Form, Problem]:
-    """What kernels are compiled for, and the problem as they take it.
+) -> tuple[Variant, Problem]:
+    """What kernels are compiled for, and their argument.
 
-    Channels are divided evenly among as many searches as they take. Within a radius, where a row is read many
-    times, several are read in a word; over lists it is read once. For a gradient that is not ``of_points``
-    only upstream gradients are.
+    Channels are divided evenly among the searches that they need. Within a radius a row is read many times,
+    so several channels are read as one word. A gradient that is not ``of_points`` reads only ``grad``.
     """
     columns, count = features.shape[1], lanes_on(features.device.type)
     vector = VECTOR if features.is_cuda and source is Ball else 1
     chunks = -(-columns // CHANNELS)
     channels = -(-columns // (chunks * count * vector)) * vector
-    kind = count, channels, vector, chunks == 1, weighting.kernel, weighting.reduce
-    form = Form(source, positions, features.dtype, *kind)
+    sizes, names = (count, channels, vector, chunks == 1), (weighting.kernel, weighting.reduce)
+    variant = Variant(source, positions, features.dtype, *sizes, *names)
     if of_points:
         features = _in_words(features, vector)
     if grad is not None:
         grad = _in_words(grad, vector)
         aggregated = _in_words(aggregated, vector) if of_points else aggregated
-    rows, limit = (features, aggregated, softmax), limit_of(weighting)
-    return form, Problem(sigma, weighting.power, limit, *rows, columns, chunks, grad, **others)
+    rows = features, aggregated, softmax
+    return variant, Problem(sigma, *weighting[2:], *rows, columns, chunks, grad, **others)
 
 
 def _in_words(values: Tensor, vector: int) -> Tensor:
-    """Rows as kernels read them: long words at multiples of 16 bytes, with anything in what that adds."""
+    """Rows as kernels read them: each begins at a multiple of 16 bytes; what that appends is arbitrary."""
     columns, values = values.shape[1], values.contiguous()
     if vector == 1:
         return values
@@ -192,41 +181,47 @@ def _in_words(values: Tensor, vector: int) -> Tensor:
     return common.aligned(values)
 
 
-def launch_sums(launch: Launch, form: Form, queries: Points, source: Source, problem: Problem) -> None:
+def launch_sums(
+    launch: Launch, variant: Variant, queries: Points, source: NeighborSource, problem: Problem
+) -> None:
     """Fill ``problem.aggregated`` and ``problem.softmax``."""
-    shape = queries.batch.rows * problem.chunks, form.lanes
-    launch(aggregate_kernel(form), shape, queries, source, problem, block_dim=BLOCK)
+    shape = queries.batch.rows * problem.chunks, variant.lanes
+    launch(aggregate_kernel(variant), shape, queries, source, problem, block_dim=BLOCK)
+
+
+def launch_bounds(variant: Variant) -> tuple[int, int]:
+    """Threads of a block, and blocks for which a multiprocessor should have registers."""
+    return BLOCK, BLOCKS if variant.positions == torch.float32 else 1
 
 
 @once
-def counts_function(form: Form) -> wp.Function:
-    """``counts(problem, row)``: whether a reference has a weight, its last feature, if they have."""
-    ProblemStruct = struct_of(Problem, form.positions, form.sums)
+def has_weight_function(variant: Variant) -> wp.Function:
+    """``has_weight(problem, row)``: whether the reference weight of a row, its last feature, is not 0."""
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
 
     @wp.func
-    def counts(problem: ProblemStruct, row: int):
-        if wp.static(form.reduce == "weighted"):
+    def has_weight(problem: ProblemStruct, row: int):
+        if wp.static(variant.reduce == "weighted"):
             return problem.features[row, problem.columns - 1] != type(problem.power)(0.0)
         return True
 
-    return counts
+    return has_weight
 
 
 @once
-def aggregate_kernel(form: Form) -> wp.Kernel:
+def aggregate_kernel(variant: Variant) -> wp.Kernel:
     """Weights of the neighbours of each query, and the weighted sum of their features."""
-    positions, sums, reduce = form.positions, form.sums, form.reduce
+    positions, sums, reduce = variant.positions, variant.sums, variant.reduce
     real, *_ = REALS[sums]
+    Pair = wp.types.vector(length=2, dtype=real)
     PointsStruct, ProblemStruct = struct_of(Points, positions), struct_of(Problem, positions, sums)
-    store = row_functions(form).store
-    group = lanes(form.lanes)
-    rate_of = weights_of(form.kernel, reduce, sums).rate
-    relative = is_relative(form.kernel, reduce)
-    adder = _sum_adder(form)
-    State, Pair = adder.State, wp.types.vector(length=2, dtype=real)
-    SourceStruct, each_neighbor = meeting(form, adder)
+    group, store = lanes(variant.lanes), row_functions(variant).store
+    first_base = weights_of(variant.kernel, reduce, sums).first_base
+    accumulator = _sum_accumulator(variant)
+    SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
+    State = accumulator.State
 
-    @wp.kernel(**OPTIONS, launch_bounds=(BLOCK, BLOCKS if positions == torch.float32 else 1))
+    @wp.kernel(**OPTIONS, launch_bounds=launch_bounds(variant))
     def aggregate(queries: PointsStruct, source: SourceStruct, problem: ProblemStruct):
         """Launched over queries times chunks, and lanes; fills ``aggregated`` and ``softmax``."""
         number, _ = wp.tid()
@@ -235,67 +230,64 @@ def aggregate_kernel(form: Form) -> wp.Kernel:
         query, q = common.take(queries, number / problem.chunks)
         state = State()
         state.chunk = chunk
-        state.rate = rate_of(problem.sigma[0], problem.power, problem.limit)
-        if wp.static(relative):
-            state.base = real(wp.inf)
-        state = each_neighbor(state, query, q, common.cloud_of(query, queries.batch), source, problem)
-        inverse = real(1.0)
+        state.inverse_sigma = real(1.0) / problem.sigma[0]
+        state.base = real(first_base)
+        state = add_neighbors(state, query, q, common.cloud_of(query, queries.batch), source, problem)
+        inverse_total = real(1.0)
         if wp.static(reduce != "sum"):
             total = group.total(state.total)
-            inverse = real(0.0)
+            inverse_total = real(0.0)
             if total > real(0.0):
-                inverse = real(1.0) / total
+                inverse_total = real(1.0) / total
         if not wp.isfinite(q):
-            inverse = real(wp.nan)
-        store(state.sums, inverse, problem.aggregated, query, chunk)
+            inverse_total = real(wp.nan)
+        store(state.sums, inverse_total, problem.aggregated, query, chunk)
         if chunk == 0 and group.lane() == 0:
-            problem.softmax[query] = Pair(state.base, inverse)
+            problem.softmax[query] = Pair(state.base, inverse_total)
 
     return aggregate
 
 
-def _sum_adder(form: Form) -> Adder:
-    """A running total of the weights, and of the weighted rows."""
-    positions, sums, relative = form.positions, form.sums, is_relative(form.kernel, form.reduce)
-    place, *_ = REALS[positions]
-    real, *_ = REALS[sums]
-    ProblemStruct = struct_of(Problem, positions, sums)
-    rows = row_functions(form)
-    Channels, load, add_row = rows.Channels, rows.load, rows.add
-    minimum = lanes(form.lanes).minimum
-    weight_of, counts = weights_of(form.kernel, form.reduce, sums).weight, counts_function(form)
+def _sum_accumulator(variant: Variant) -> Accumulator:
+    """The sum of the weights, and the weighted sum of rows."""
+    real, *_ = REALS[variant.sums]
+    ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
+    rows, has_weight = row_functions(variant), has_weight_function(variant)
+    Channels = rows.Channels
+    weights = weights_of(variant.kernel, variant.reduce, variant.sums)
+    minimum = lanes(variant.lanes).minimum
 
     @wp.struct
     class State:
-        waiting: int
-        square: place
         chunk: int
-        rate: real  # at which weights decay
-        base: real  # distance of the nearest so far, if weights are relative to it
-        total: real  # of the weights that this lane has seen
+        inverse_sigma: real
+        base: real
+        total: real  # of the weights that this lane has computed
         sums: Channels
 
     @wp.func
-    def approach(state: State, problem: ProblemStruct, least: real):
-        """From now on weights are relative to the nearest that counts among the new ones, if it is nearer."""
-        nearest = minimum(wp.sqrt(least))
-        if nearest < state.base:
-            rescale = weight_of(nearest, state.base, state.rate, problem.limit)
-            state.total *= rescale
-            state.sums *= rescale
-            state.base = nearest
+    def rescale(state: State, problem: ProblemStruct, least: real):
+        """Make weights relative to the nearest of the new neighbours, if it is nearer than the base."""
+        base = weights.base(minimum(wp.sqrt(least)), problem)
+        if base < state.base:
+            factor = weights.weight(base, state.base, state.inverse_sigma, problem)
+            state.total *= factor
+            state.sums *= factor
+            state.base = base
         return state
 
     @wp.func
     def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
-        weight = weight_of(state.base, wp.sqrt(squared), state.rate, problem.limit)
-        if counts(problem, row):
+        weight = weights.weight(state.base, wp.sqrt(squared), state.inverse_sigma, problem)
+        if has_weight(problem, row):
             state.total += weight
         return state, weight
 
     @wp.func
-    def gather(state: State, problem: ProblemStruct, exists: bool, row: int, weight: real):
-        state.sums = add_row(state.sums, exists, weight, load(problem.features, row, state.chunk))
+    def add_row(state: State, problem: ProblemStruct, exists: bool, row: int, weight: real):
+        values = rows.load(problem.features, row, state.chunk)
+        state.sums = rows.add(state.sums, exists, weight, values)
         return state, real(0.0)
 
-    return Adder(State, ProblemStruct, counts, approach if relative else None, weigh, gather, None)
+    relative = is_relative(variant.kernel, variant.reduce)
+    return Accumulator(State, ProblemStruct, has_weight, rescale if relative else None, weigh, add_row, None)

@@ -1,9 +1,6 @@
-"""How a search keeps the k nearest of the points that it meets, ties by the lower index.
+"""The k nearest of the points that a search visits, ties by the lower index.
 
-Short lists are kept sorted in a thread's registers, long ones as a heap in memory. Each maker returns
-``State``, ``begin(query, found) -> state``, ``limit(state, found)``, the squared distance beyond which no
-point matters, ``insert(state, found, squared, row) -> state`` and ``finish(state, query, found, missing)``,
-which writes the neighbours' rows and distances, nearest first; ``missing`` stands where there is none.
+Short lists are sorted in a thread's registers, long ones are a heap in memory.
 """
 
 from typing import Any, NamedTuple
@@ -11,28 +8,38 @@ from typing import Any, NamedTuple
 import torch
 import warp as wp
 
-from pointproj.ops.backends.warp.common import REALS, Longs, NumberRows, PlaceRows, once, struct_of
+from pointproj.ops.backends.warp.common import REALS, CoordinateRows, Longs, NumberRows, once, struct_of
 
-# Longer lists are heaps in memory. On a CPU one of 24 takes as long either way: 93 ms for 20,000 queries.
+# Longer lists are heaps. On a CPU both take as long for k = 24: 93 ms for 20,000 queries.
 LONGEST_LIST = {"cuda": 64, "cpu": 16}
 
 
 class Found(NamedTuple):
-    """Where the neighbours of each query go. A heap of them is kept there, too, by squared distances."""
+    """Where the neighbours of each query are written, and where the heaps are, with squared distances."""
 
     rows: NumberRows  # (Q, k) int32 or int64
-    distances: PlaceRows  # (Q, k); None or (0, k): not wanted
+    distances: CoordinateRows  # (Q, k); None or (0, k) if not wanted
     counts: Longs = None  # (Q,), of all within a radius
 
 
-def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> tuple:
-    """A list of k, or with None one of any length in memory."""
+class TopK(NamedTuple):
+    """The functions of a list."""
+
+    State: Any
+    begin: wp.Function  # (query, found) -> state
+    limit: wp.Function  # (state, found) -> squared distance of the k-th, infinite if there are fewer
+    insert: wp.Function  # (state, found, squared distance, row) -> state
+    finish: wp.Function  # (state, query, found, missing): write the results, ``missing`` for no distance
+
+
+def top_k(dtype: torch.dtype, k: int | None, indices: torch.dtype) -> TopK:
+    """A list of k; if k is None, of any length in memory."""
     return _in_memory(dtype, indices) if k is None else _in_registers(dtype, k, indices)
 
 
 @wp.func
 def comes_before(squared: Any, row: int, other: Any, other_row: int):
-    """Whether a neighbour comes before another in the result; empty places, of row -1, come last."""
+    """Whether a neighbour comes before another in the result; empty places, with row -1, come last."""
     lower = wp.uint32(row) < wp.uint32(other_row)
     return squared < other or (squared == other and lower)
 
@@ -43,7 +50,7 @@ def distance_of(squared: Any, row: int, missing: Any):
 
 
 @once
-def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
+def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> TopK:
     real, *_ = REALS[dtype]
     FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
     Distances, Rows = wp.types.vector(length=k, dtype=real), wp.types.vector(length=k, dtype=wp.int32)
@@ -68,7 +75,7 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
 
     @wp.func
     def insert(state: State, found: FoundStruct, squared: real, row: int):
-        # Those behind the newcomer move up. No comparison waits for another: all are with the old list.
+        # Those behind the new one move. All comparisons are with the old list, so none depends on another.
         moves = comes_before(squared, row, state.squared[last], state.rows[last])
         for i in range(last, 0, -1):
             next_moves = comes_before(squared, row, state.squared[i - 1], state.rows[i - 1])
@@ -89,29 +96,14 @@ def _in_registers(dtype: torch.dtype, k: int, indices: torch.dtype) -> tuple:
             for i in range(k):
                 found.distances[query, i] = distance_of(state.squared[i], state.rows[i], missing)
 
-    return State, begin, limit, insert, finish
+    return TopK(State, begin, limit, insert, finish)
 
 
 @once
-def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
-    """A heap in the output rows, its farthest neighbour on top."""
+def _heap(dtype: torch.dtype, indices: torch.dtype) -> tuple[wp.Function, wp.Function]:
+    """Functions of a heap in the output rows, its farthest neighbour on top."""
     real, *_ = REALS[dtype]
     FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
-
-    @wp.struct
-    class State:
-        query: int
-
-    @wp.func
-    def begin(query: int, found: FoundStruct):
-        for i in range(found.rows.shape[1]):
-            found.rows[query, i] = integer(-1)
-            found.distances[query, i] = real(wp.inf)
-        return State(query)
-
-    @wp.func
-    def limit(state: State, found: FoundStruct):
-        return found.distances[state.query, 0]
 
     @wp.func
     def place(found: FoundStruct, query: int, at: int):
@@ -119,7 +111,7 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
 
     @wp.func
     def sink(found: FoundStruct, query: int, size: int, squared: real, row: int):
-        """Put a neighbour on top of the first ``size`` places and restore the heap."""
+        """Replace the top of the first ``size`` places by a neighbour, and restore the heap."""
         at = int(0)
         child = int(1)
         while child < size:
@@ -140,6 +132,30 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
         found.distances[query, at] = squared
         found.rows[query, at] = integer(row)
 
+    return place, sink
+
+
+@once
+def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> TopK:
+    real, *_ = REALS[dtype]
+    FoundStruct, integer = struct_of(Found, dtype, indices), wp.dtype_from_torch(indices)
+    place, sink = _heap(dtype, indices)
+
+    @wp.struct
+    class State:
+        query: int
+
+    @wp.func
+    def begin(query: int, found: FoundStruct):
+        for i in range(found.rows.shape[1]):
+            found.rows[query, i] = integer(-1)
+            found.distances[query, i] = real(wp.inf)
+        return State(query)
+
+    @wp.func
+    def limit(state: State, found: FoundStruct):
+        return found.distances[state.query, 0]
+
     @wp.func
     def insert(state: State, found: FoundStruct, squared: real, row: int):
         top, top_row = place(found, state.query, 0)
@@ -149,7 +165,7 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
 
     @wp.func
     def finish(state: State, query: int, found: FoundStruct, missing: real):
-        """Heap sort: take the farthest off the top, fill the rows from behind."""
+        """Heap sort: remove the farthest from the top, and fill the rows from the end."""
         last = found.rows.shape[1] - 1
         while last >= 0:
             squared, row = place(found, query, 0)
@@ -159,4 +175,4 @@ def _in_memory(dtype: torch.dtype, indices: torch.dtype) -> tuple:
             found.rows[query, last] = integer(row)
             last -= 1
 
-    return State, begin, limit, insert, finish
+    return TopK(State, begin, limit, insert, finish)

@@ -1,116 +1,113 @@
 """How a distance becomes a weight: one table of kernels, which all sums and gradients are compiled with.
 
-Weights that have no end are exp(-beyond). For a mean, ``base`` is the distance of the query's nearest
-neighbour, so that they cannot all vanish; for a sum the weight is the kernel itself, and ``base`` is 0.
+The names are those of ``docs/contribute/kernels.md``. A weight is exp(logit). For a mean, logits are relative
+to ``base``, so that the weights of a query cannot all vanish; a sum has a base whose weight is 1.
 
-    kernel             rate       beyond                          slope       per_sigma
-    exponential        1 / sigma  (d - base) rate                 rate        1
-    gaussian           1 / sigma  (d^2 - base^2) rate^2 / 2       d rate^2    2
-    inverse_distance   power      log(max(d, eps) / base) rate    rate / d    0
-    uniform            1          0                               0           0
-    compact            1/support  0                               see there   0
+    kernel             logit                                  decay                 by_sigma
+    exponential        (base - distance) / sigma              1 / sigma             -logit / sigma
+    gaussian           (base^2 - distance^2) / (2 sigma^2)    distance / sigma^2    -2 logit / sigma
+    inverse_distance   -power log(max(distance, eps) / base)  power / distance      0
+    uniform            0                                      0                     0
+    compact            weight is rest^2                       see below             0
 
-``slope`` is minus the derivative of the logarithm of the weight by d; ``beyond rate per_sigma`` is that by
-sigma: what is the same for all neighbours of a query is of no account in a mean. Powers of the rate are taken
-factor by factor, since they leave the range of numbers where a product with them does not. Of a
-:class:`Weighting` a kernel reads ``power``, and one as ``limit``: the distance from which on the inverse
-distance decays (eps), or where compact weights end (support).
+``by_sigma`` leaves out what is the same for all neighbours of a query: it has no effect on a mean. Functions
+multiply by 1 / sigma once for each power of it: the power itself may leave the range of numbers.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
 
 from pointproj.ops.backends.warp.common import REALS, once
-from pointproj.ops.specification.reference import Weighting
+from pointproj.ops.specification.reference import RELATIVE
 
-WITHOUT_END = ("exponential", "gaussian", "inverse_distance")
-PER_SIGMA = {"exponential": 1.0, "gaussian": 2.0}
+POWER_OF_SIGMA = {"exponential": -1.0, "gaussian": -2.0}  # that the logit is proportional to
 
 
 class Weights(NamedTuple):
-    """The functions of a kernel, for sums in one dtype; ``d`` is a distance."""
+    """The functions of a kernel, for sums in one dtype; ``problem`` has power, eps and support."""
 
-    rate: wp.Function  # (sigma, power, limit)
-    beyond: wp.Function  # (base, d, rate, limit)
+    first_base: float  # before any neighbour is known
+    base: wp.Function  # (nearest, problem)
+    logit: wp.Function  # (base, distance, inverse_sigma, problem), of all kernels but the compact one
     weight: wp.Function  # likewise
-    slope: wp.Function  # likewise
+    decay: wp.Function  # (distance, inverse_sigma, problem)
+    by_sigma: wp.Function  # (logit or a sum of logits, inverse_sigma)
 
 
 def is_relative(kernel: str, reduce: str) -> bool:
-    """Whether weights are relative to the nearest neighbour that counts."""
-    return reduce != "sum" and kernel in WITHOUT_END
+    """Whether weights are relative to that of the nearest neighbour with a weight."""
+    return reduce != "sum" and kernel in RELATIVE
 
 
-def limit_of(weighting: Weighting) -> float:
-    """The number that kernels read as ``limit``."""
-    return weighting.support if weighting.kernel == "compact" else weighting.eps
+@wp.func
+def at_most(x: Any, most: Any):
+    return wp.where(x > most, most, x)  # NaN stays NaN
 
 
 @once
 def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
     """Each function takes the branch of the kernel when it is compiled."""
     real, *_ = REALS[sums]
-    largest, relative = torch.finfo(sums).max, is_relative(kernel, reduce)
+    largest, power_of_sigma = torch.finfo(sums).max, POWER_OF_SIGMA.get(kernel, 0.0)
     most = largest / 2048.0
+    relative = is_relative(kernel, reduce)
+    first_base = float("inf") if relative else float(kernel == "inverse_distance")
 
     @wp.func
-    def at_most(x: real, limit: real):
-        return wp.where(x > limit, limit, x)  # NaN stays NaN
-
-    @wp.func
-    def rest(d: real, rate: real, limit: real):
-        """Of a compact weight, its root: exactly 0 from the limit on."""
-        part = d * rate
-        return wp.where(d < limit, wp.max((real(1.0) - part) * (real(1.0) + part), real(0.0)), real(0.0))
-
-    @wp.func
-    def rate(sigma: real, power: real, limit: real):
+    def base(nearest: real, problem: Any):
         if wp.static(kernel == "inverse_distance"):
-            return power
-        if wp.static(kernel == "uniform"):
-            return real(1.0)
-        if wp.static(kernel == "compact"):
-            return real(1.0) / limit
-        return real(1.0) / sigma
+            return wp.max(nearest, problem.eps)
+        return nearest
 
     @wp.func
-    def beyond(base: real, d: real, rate: real, limit: real):
+    def logit(base: real, distance: real, inverse_sigma: real, problem: Any):
         if wp.static(kernel == "exponential"):
-            return (d - base) * rate
+            return (base - distance) * inverse_sigma
         if wp.static(kernel == "gaussian"):  # a number, also where it is multiplied by 0
-            return at_most(real(0.5) * ((d - base) * rate) * ((d + base) * rate), real(largest))
+            difference = (distance - base) * inverse_sigma
+            return -at_most(real(0.5) * difference * ((distance + base) * inverse_sigma), real(largest))
         if wp.static(kernel == "inverse_distance"):
-            ratio = wp.max(d, limit)
+            ratio = wp.max(distance, problem.eps)
             if wp.static(relative):
-                ratio /= wp.max(base, limit)
-            return wp.log(ratio) * rate
+                ratio /= base
+            return -wp.log(ratio) * problem.power
         return real(0.0)
 
     @wp.func
-    def weight(base: real, d: real, rate: real, limit: real):
-        made = real(1.0)
-        if wp.static(kernel in WITHOUT_END):
-            made = wp.exp(-beyond(base, d, rate, limit))
+    def rest(distance: real, problem: Any):
+        """The root of a compact weight, exactly 0 from the support on."""
+        part = distance * (real(1.0) / problem.support)
+        inside = wp.max((real(1.0) - part) * (real(1.0) + part), real(0.0))
+        return wp.where(distance < problem.support, inside, real(0.0))
+
+    @wp.func
+    def weight(base: real, distance: real, inverse_sigma: real, problem: Any):
         if wp.static(kernel == "compact"):
-            left = rest(d, rate, limit)
-            made = left * left
-        if wp.static(reduce == "weighted"):  # one without a weight may be much nearer than the base
+            root = rest(distance, problem)
+            return root * root
+        made = wp.exp(logit(base, distance, inverse_sigma, problem))
+        if wp.static(reduce == "weighted"):  # a neighbour without a weight may be much nearer than the base
             made = at_most(made, real(most))
         return made
 
     @wp.func
-    def slope(base: real, d: real, rate: real, limit: real):
+    def decay(distance: real, inverse_sigma: real, problem: Any):
         if wp.static(kernel == "exponential"):
-            return rate
+            return inverse_sigma
         if wp.static(kernel == "gaussian"):
-            return at_most(d * rate * rate, real(largest))
+            return at_most(distance * inverse_sigma * inverse_sigma, real(largest))
         if wp.static(kernel == "inverse_distance"):
-            return wp.where(d > limit, rate / d, real(0.0))
+            return wp.where(distance > problem.eps, problem.power / distance, real(0.0))
         if wp.static(kernel == "compact"):
-            left = rest(d, rate, limit)
-            return wp.where(left > real(0.0), real(4.0) * d * rate * rate / left, real(0.0))
+            root = rest(distance, problem)
+            inverse = real(1.0) / problem.support
+            return wp.where(root > real(0.0), real(4.0) * distance * inverse * inverse / root, real(0.0))
         return real(0.0)
 
-    return Weights(rate, beyond, weight, slope)
+    @wp.func
+    def by_sigma(logits: real, inverse_sigma: real):
+        return logits * inverse_sigma * real(power_of_sigma)
+
+    return Weights(first_base, base, logit, weight, decay, by_sigma)
