@@ -1,8 +1,8 @@
 """Which library there is for this machine: the one in the wheel, or one that was built here.
 
 A library lies in a folder of its own, named by a hash of all that it depends on and by its GPU architectures.
-It gets its name when it is complete, so a build that was interrupted is begun again. Of several processes that
-start together, one builds and the others wait.
+It gets its name when it is complete, so a build that was interrupted is begun again. Of several processes
+that start together, one builds and the others wait.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Compiling ``csrc`` to one library; also for setup.py, so it imports torch and nothing of this package.
 
-The library uses torch's stable ABI and contains CUDA's runtime: one build serves every Python, and every torch
-from 2.10 on.
+The library uses torch's stable ABI and contains CUDA's runtime: one build serves every Python, and every
+torch from 2.10 on.
 """
 
 import functools
@@ -33,8 +33,8 @@ WHEEL_PTX = "90" + PTX
 def compile_library(architectures: Sequence[str], out: Path) -> None:
     """Compile every file of ``csrc`` for the CPU, and again for GPUs, in parallel, to the library ``out``.
 
-    The architecture ``"90"`` means machine code for sm_90, ``"90+PTX"`` assembly for sm_90 and newer ones. Without
-    any, the library is for the CPU only. ``RuntimeError`` has the output of a compiler that fails.
+    The architecture ``"90"`` means machine code for sm_90, ``"90+PTX"`` assembly for sm_90 and newer ones.
+    Without any, the library is for the CPU only. ``RuntimeError`` has the output of a compiler that fails.
     """
     compilers = [[host_compiler(), *cpp_flags()]]
     if architectures:

@@ -1,7 +1,7 @@
 """The functions of the backend, and the library's operators as torch sees them: results, second derivatives.
 
-The arguments of an operator are a struct in ``csrc``, from which C++ makes the schema, and this module has their
-names. Importing this module loads the library.
+The arguments of each operator are a struct in ``csrc``, from which C++ makes the schema: their names are the
+same here. Importing this module loads the library.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.specification.pairs import chunks_within, listed_chunks
-from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors, nearest_specs
+from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors
 
 
 def build_index(
@@ -93,7 +93,7 @@ def _number_or_tensor(radius: float | Tensor | None) -> tuple[float | None, Tens
 
 
 def _deterministic() -> bool:
-    """The switch as an argument: torch's stable ABI does not have it, and a backward works as its forward did."""
+    """The switch as an argument: the stable ABI has none, and a backward works as its forward did."""
     return torch.are_deterministic_algorithms_enabled()
 
 
@@ -112,8 +112,9 @@ def _index(call: SimpleNamespace) -> tuple[Spec, ...]:
     return (((_words(call.points, call.clouds, of_radius),), torch.int32),)
 
 
-def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
-    return nearest_specs(None, dtype)(call.query_points, call.k)
+def _nearest(call: SimpleNamespace, k: int, dtype: torch.dtype) -> tuple[Spec, ...]:
+    shape = call.query_points.shape[0], k
+    return (shape, call.query_points.dtype), (shape, dtype)
 
 
 def _sums(call: SimpleNamespace) -> tuple[Spec, ...]:
@@ -147,20 +148,22 @@ MOST_HEAD_CHANNELS = _library.native_most_head_channels()
 
 _build_index = cpp_op(_library, "native_build_index", _index)
 _knn = cpp_op(
-    _library, "native_knn", lambda call: _nearest(call, torch.int64 if call.long_rows else torch.int32)
+    _library,
+    "native_knn",
+    lambda call: _nearest(call, call.k, torch.int64 if call.long_rows else torch.int32),
 )
 _radius_search = cpp_op(
     _library,
     "native_radius_search",
-    lambda call: (*_nearest(call, torch.int64), ((call.query_points.shape[0],), torch.int64)),
+    lambda call: (*_nearest(call, call.most, torch.int64), ((call.query_points.shape[0],), torch.int64)),
 )
 _radius_list = cpp_op(
     _library,
     "native_radius_list",
     lambda call: (
         ((call.query_points.shape[0] + 1,), torch.int64),
-        ((call.capacity,), torch.int64),
-        ((call.capacity,), call.query_points.dtype),
+        ((call.most,), torch.int64),
+        ((call.most,), call.query_points.dtype),
     ),
 )
 _knn_aggregate = cpp_op(

@@ -1,6 +1,5 @@
 // Attention over neighbour lists: which kernels run, one after another.
 #include "attention.h"
-
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {

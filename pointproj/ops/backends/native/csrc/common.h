@@ -34,14 +34,8 @@ constexpr bool kOnGpu = true;
 constexpr bool kOnGpu = false;
 #endif
 
-using std::cbrt;  // those of C know only double
-using std::exp;
-using std::fabs;
-using std::floor;
-using std::fma;
-using std::nextafter;
-using std::pow;
-using std::sqrt;
+// Those of C know only double.
+using std::cbrt, std::exp, std::fabs, std::floor, std::fma, std::nextafter, std::pow, std::sqrt;
 
 constexpr int kNoRow = 0x7fffffff;
 constexpr int kReadAhead = 16;        // points behind the last one that a CPU may read, but never uses

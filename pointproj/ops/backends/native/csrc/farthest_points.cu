@@ -1,6 +1,5 @@
 // Farthest-point sampling: a cloud for each block of a GPU, or each core of a CPU.
 #include "farthest_points.h"
-
 #include "torch.h"
 
 namespace pointproj::POINTPROJ_DEVICE {

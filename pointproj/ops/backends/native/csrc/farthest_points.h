@@ -88,7 +88,7 @@ struct FarthestPoints {
     int64_t* const result = rows + static_cast<int64_t>(cloud) * steps;
     for (int i = team.thread(); begin == end && i < steps; i += team.threads()) result[i] = -1;
     if (begin == end) return;
-    auto buckets = team.template buckets<Real>((end - begin - 1) / size + 1);
+    auto buckets = team.buckets((end - begin - 1) / size + 1);
     team.each_bucket(buckets, [&](Bucket<Real>& bucket, int first) {
       const int number = begin + first * size;
       make_box(lanes, bucket, number, lesser(number + size, end));
@@ -178,7 +178,6 @@ struct BlockTeam {
 
   WarpLanes<32> lanes;
   Farthest<Real> (*of_warps)[kTeamWarps];  // [2]: steps alternate, so that one barrier a step is enough
-  template <class>
   struct Buckets {
     Bucket<Real> own[kOwn];
     int count;
@@ -190,9 +189,8 @@ struct BlockTeam {
     constexpr int kMost = kOwn * 32 * kTeamWarps * kLeastBucket;
     return points <= kMost ? kLeastBucket : (points - 1) / kMost * kLeastBucket + kLeastBucket;
   }
-  template <class Number>
-  POINTPROJ_FN Buckets<Number> buckets(int count) const {
-    Buckets<Number> made;
+  POINTPROJ_FN Buckets buckets(int count) const {
+    Buckets made;
     made.count = count;
     return made;
   }
@@ -249,10 +247,7 @@ struct ThreadTeam {
   int thread() const { return 0; }
   int threads() const { return 1; }
   int bucket_size(int) const { return kLeastBucket; }
-  template <class Number>
-  std::vector<Bucket<Number>> buckets(int count) const {
-    return std::vector<Bucket<Number>>(static_cast<size_t>(count));
-  }
+  std::vector<Bucket<Real>> buckets(int count) const { return std::vector<Bucket<Real>>(static_cast<size_t>(count)); }
   template <class Made, class Body>
   void each_bucket(Made& buckets, Body body) {
     for (size_t i = 0; i < buckets.size(); ++i) body(buckets[i], static_cast<int>(i));

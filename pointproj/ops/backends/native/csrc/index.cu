@@ -38,6 +38,61 @@ void sort_stably(const PointSet& set, const Device& device, const SortedPoints<R
   device.each(ReorderPoints<Real>{data<const Real>(set.points), data<const int64_t>(order), sorted}, set.batch.rows);
 }
 
+struct IndexArguments {
+  Tensor points;
+  OptionalTensor offsets;
+  int64_t clouds;
+  std::optional<double> radius;
+  OptionalTensor largest_radius;
+  bool deterministic;
+  POINTPROJ_FIELDS(points, offsets, clouds, radius, largest_radius, deterministic)
+};
+
+Tensor build_index(const IndexArguments& given) {
+  const auto& [points, offsets, clouds, radius, largest_radius, deterministic] = given;
+  const PointSet set("points", points, offsets, clouds);
+  const Device device(points);
+  if (largest_radius) {
+    check_like("largest_radius", *largest_radius, {}, points.scalar_type(), points);
+  } else if (radius) {
+    check_radius(*radius);
+  } else {
+    return make_cell_list(set, device);
+  }
+  return make_hash_grids({set}, device, {radius.value_or(0), largest_radius}, deterministic);
+}
+
+const Operators registered(__FILE__, {operator_of<build_index>("native_build_index")});
+
+#if !defined(__CUDACC__)
+// A size that is written in Python instead of computed: Python needs it also where the number of rows is a symbol.
+struct Formula {
+  std::string text;
+
+  Formula(int64_t number) : text(std::to_string(number)) {}
+  explicit Formula(std::string text) : text("(" + text + ")") {}
+};
+Formula operator+(const Formula& a, const Formula& b) { return Formula(a.text + " + " + b.text); }
+Formula operator*(const Formula& a, const Formula& b) { return Formula(a.text + " * " + b.text); }
+Formula operator/(const Formula& a, const Formula& b) { return Formula(a.text + " // " + b.text); }
+Formula if_at_most(const Formula& x, int64_t most, int then, int otherwise) {
+  return Formula(joined(then, " if ", x.text, " <= ", most, " else ", otherwise));
+}
+
+struct TableArguments {
+  bool of_radius, on_gpu;
+  POINTPROJ_FIELDS(of_radius, on_gpu)
+};
+
+// Words of a table, as a formula of `rows`, `clouds` and `words_per_real`, the 32-bit words of a coordinate.
+std::string table_words(const TableArguments& given) {
+  const IndexSizes<Formula> sizes{Formula("rows"), Formula("clouds"), Formula("words_per_real"), given.on_gpu};
+  return (given.of_radius ? sizes.hash_grid() : sizes.cell_list()).words().text;
+}
+
+const Operators sizes(__FILE__, {operator_of<table_words>("native_table_words")}, kWithoutTensors);
+#endif
+
 }  // namespace
 
 Tensor make_cell_list(const PointSet& set, const Device& device) {
@@ -100,62 +155,4 @@ Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, 
   return tables;
 }
 
-namespace {
-
-struct IndexArguments {
-  Tensor points;
-  OptionalTensor offsets;
-  int64_t clouds;
-  std::optional<double> radius;
-  OptionalTensor largest_radius;
-  bool deterministic;
-  POINTPROJ_FIELDS(points, offsets, clouds, radius, largest_radius, deterministic)
-};
-
-Tensor build_index(const IndexArguments& given) {
-  const auto& [points, offsets, clouds, radius, largest_radius, deterministic] = given;
-  const PointSet set("points", points, offsets, clouds);
-  const Device device(points);
-  if (largest_radius) {
-    check_like("largest_radius", *largest_radius, {}, points.scalar_type(), points);
-  } else if (radius) {
-    check_radius(*radius);
-  } else {
-    return make_cell_list(set, device);
-  }
-  return make_hash_grids({set}, device, {radius.value_or(0), largest_radius}, deterministic);
-}
-
-const Operators registered(__FILE__, {operator_of<build_index>("native_build_index")});
-
-#if !defined(__CUDACC__)
-// A size that is written in Python instead of computed: Python needs it also where the number of rows is a symbol.
-struct Formula {
-  std::string text;
-
-  Formula(int64_t number) : text(std::to_string(number)) {}
-  explicit Formula(std::string text) : text("(" + text + ")") {}
-};
-Formula operator+(const Formula& a, const Formula& b) { return Formula(a.text + " + " + b.text); }
-Formula operator*(const Formula& a, const Formula& b) { return Formula(a.text + " * " + b.text); }
-Formula operator/(const Formula& a, const Formula& b) { return Formula(a.text + " // " + b.text); }
-Formula if_at_most(const Formula& x, int64_t most, int then, int otherwise) {
-  return Formula(joined(then, " if ", x.text, " <= ", most, " else ", otherwise));
-}
-
-struct TableArguments {
-  bool of_radius, on_gpu;
-  POINTPROJ_FIELDS(of_radius, on_gpu)
-};
-
-// Words of a table, as a formula of `rows`, `clouds` and `words_per_real`, the 32-bit words of a coordinate.
-std::string table_words(const TableArguments& given) {
-  const IndexSizes<Formula> sizes{Formula("rows"), Formula("clouds"), Formula("words_per_real"), given.on_gpu};
-  return (given.of_radius ? sizes.hash_grid() : sizes.cell_list()).words().text;
-}
-
-const Operators sizes(__FILE__, {operator_of<table_words>("native_table_words")}, kWithoutTensors);
-#endif
-
-}  // namespace
 }  // namespace pointproj::POINTPROJ_DEVICE

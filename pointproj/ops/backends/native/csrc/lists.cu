@@ -1,6 +1,5 @@
 // Neighbour lists within a radius: which kernels run, one after another.
 #include "lists.h"
-
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
@@ -11,7 +10,8 @@ struct BallArguments {
   OptionalTensor reference_grid;
   double radius;
   OptionalTensor radii;  // (Q,), instead of the radius
-  POINTPROJ_FIELDS(points, reference_grid, radius, radii)
+  int64_t most;          // neighbours, at most: of each query, or in the whole list
+  POINTPROJ_FIELDS(points, reference_grid, radius, radii, most)
 };
 
 // The points and the hash grids of both sides, and the radius of each query or of all.
@@ -55,18 +55,12 @@ struct Balls {
   }
 };
 
-struct SearchArguments {
-  BallArguments balls;
-  int64_t k;
-  POINTPROJ_FIELDS(balls, k)
-};
-
 // Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
-Tensors<3> radius_search(const SearchArguments& given) {
-  const int64_t k = given.k;
+Tensors<3> radius_search(const BallArguments& given) {
+  const int64_t k = given.most;
   POINTPROJ_CHECK(k >= 1 && k <= kLargestInt, "k must be positive; got ", k);
-  const Balls balls(given.balls);
-  const Tensor& query_points = given.balls.points.query_points;
+  const Balls balls(given);
+  const Tensor& query_points = given.points.query_points;
   const int64_t queries = query_points.size(0);
   const bool in_memory = k > kLongestList;
   const Tensor distances = empty({queries, k}, query_points);
@@ -80,25 +74,19 @@ Tensors<3> radius_search(const SearchArguments& given) {
                                     {data<Real>(distances), data<int>(heap_rows)}, data<int64_t>(counts)};
     if (in_memory) return balls.sets.device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
     with_list<Real>(k, queries, [&](auto list) {
-      balls.sets.device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::Type>{search}, queries);
+      balls.sets.device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::type>{search}, queries);
     });
   });
   return {distances, rows, counts};
 }
 
-struct ListArguments {
-  BallArguments balls;
-  int64_t capacity;
-  POINTPROJ_FIELDS(balls, capacity)
-};
-
 // Where the neighbours of each query begin (Q + 1,), and the first `capacity` of all neighbours: their rows, ascending
 // for each query, and their distances (capacity,).
-Tensors<3> radius_list(const ListArguments& given) {
-  const int64_t capacity = given.capacity;
+Tensors<3> radius_list(const BallArguments& given) {
+  const int64_t capacity = given.most;
   POINTPROJ_CHECK(capacity >= 0, "capacity must not be negative; got ", capacity);
-  const Balls balls(given.balls);
-  const Tensor &query_points = given.balls.points.query_points, &reference_points = given.balls.points.reference_points;
+  const Balls balls(given);
+  const Tensor &query_points = given.points.query_points, &reference_points = given.points.reference_points;
   const int64_t queries = query_points.size(0);
   Tensor row_splits = empty_longs({queries + 1}, query_points), rows = empty_longs({capacity}, query_points);
   Tensor distances = empty({capacity}, query_points);

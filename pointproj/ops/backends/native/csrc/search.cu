@@ -1,6 +1,5 @@
 // The search of the k nearest: which kernels run, one after another.
 #include "search.h"
-
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
@@ -27,15 +26,35 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
     device.each(SearchPostponed<Real, ShortList>{in_both_levels(search, search.postponed), again, threads}, threads);
   } else {
     with_list<Real>(k, queries, [&](auto list) {
-      device.each(SearchEach<Search, typename decltype(list)::Type>{search}, queries);
+      device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
     });
   }
   const int warps = lesser(queries, kPostponedWarps);
   const auto left = in_both_levels(search, many_short ? again : search.postponed);
   with_warp_list<Real>(k, [&](auto list) {
-    device.each(SearchPostponed<Real, typename decltype(list)::Type>{left, again, warps}, warps);
+    device.each(SearchPostponed<Real, typename decltype(list)::type>{left, again, warps}, warps);
   });
 }
+
+struct KnnArguments {
+  Clouds points;
+  OptionalTensor cell_list;
+  int64_t k;
+  bool long_rows;
+  POINTPROJ_FIELDS(points, cell_list, k, long_rows)
+};
+
+Tensors<2> knn(const KnnArguments& given) {
+  const PointSets sets(given.points);
+  check_k(sets, given.k);
+  const Tensor& query_points = given.points.query_points;
+  const Tensor distances = empty({query_points.size(0), given.k}, query_points);
+  const Tensor rows = empty(distances.sizes(), given.long_rows ? ScalarType::Long : ScalarType::Int, query_points);
+  search(sets, given.cell_list, rows, distances);
+  return {distances, rows};
+}
+
+const Operators registered(__FILE__, {operator_of<knn>("native_knn")});
 
 }  // namespace
 
@@ -65,7 +84,8 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
     using Real = decltype(real);
     const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
                                          queries.batch, view_cell_list<Real>(words_of(table), references),
-                                         sets.itself(), {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
+                                         sets.itself(),
+                                         {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
                                           is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances)},
                                          {data<Real>(heap), data<int>(heap_rows)}, {first, counts}};
     const auto in_full = in_both_levels(search, {});
@@ -81,27 +101,4 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   });
 }
 
-namespace {
-
-struct KnnArguments {
-  Clouds points;
-  OptionalTensor cell_list;
-  int64_t k;
-  bool long_rows;
-  POINTPROJ_FIELDS(points, cell_list, k, long_rows)
-};
-
-Tensors<2> knn(const KnnArguments& given) {
-  const PointSets sets(given.points);
-  check_k(sets, given.k);
-  const Tensor& query_points = given.points.query_points;
-  const Tensor distances = empty({query_points.size(0), given.k}, query_points);
-  const Tensor rows = empty(distances.sizes(), given.long_rows ? ScalarType::Long : ScalarType::Int, query_points);
-  search(sets, given.cell_list, rows, distances);
-  return {distances, rows};
-}
-
-const Operators registered(__FILE__, {operator_of<knn>("native_knn")});
-
-}  // namespace
 }  // namespace pointproj::POINTPROJ_DEVICE

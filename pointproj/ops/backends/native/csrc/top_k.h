@@ -251,17 +251,12 @@ struct WarpBlocks {
   }
 };
 
-template <class List>
-struct ListType {
-  using Type = List;
-};
-
 // body(the list of a warp for k neighbours, as a type)
 template <class Real, class Body>
 void with_warp_list(int64_t k, Body body) {
-  if (k <= 32) return body(ListType<WarpBlocks<Real, 1>>());
-  if (k <= 64) return body(ListType<WarpBlocks<Real, 2>>());
-  body(ListType<WarpBlocks<Real, 4>>());
+  if (k <= 32) return body(std::type_identity<WarpBlocks<Real, 1>>());
+  if (k <= 64) return body(std::type_identity<WarpBlocks<Real, 2>>());
+  body(std::type_identity<WarpBlocks<Real, 4>>());
 }
 
 // body(the list for k neighbours of each of so many queries, as a type)
@@ -271,7 +266,7 @@ void with_list(int64_t k, int queries, Body body) {
     const bool few = queries <= (k <= kShortestList ? kFewQueries : kManyQueries);
     if (few || k > kLongestThreadList) return with_warp_list<Real>(k, body);
   }
-  with_length(k, [&](auto length) { body(ListType<SortedList<Real, length>>()); });
+  with_length(k, [&](auto length) { body(std::type_identity<SortedList<Real, length>>()); });
 }
 
 }  // namespace pointproj::POINTPROJ_DEVICE

@@ -113,15 +113,11 @@ struct Weighting {
     const Sum made = with([&](const auto& kernel) { return kernel.weight(distance, base); });
     return kIsDefault ? made : lesser(made, kLargestWeight<Sum>);
   }
-  POINTPROJ_FN Sum decay(Sum distance) const {
-    return with([&](const auto& kernel) { return kernel.decay(distance); });
-  }
+  POINTPROJ_FN Sum decay(Sum distance) const { return with([&](auto kernel) { return kernel.decay(distance); }); }
   POINTPROJ_FN Sum unscaled_by_sigma(Sum distance, Sum base) const {
     return with([&](const auto& kernel) { return kernel.unscaled_by_sigma(distance, base); });
   }
-  POINTPROJ_FN Sum by_sigma(Sum unscaled) const {
-    return with([&](const auto& kernel) { return kernel.by_sigma(unscaled); });
-  }
+  POINTPROJ_FN Sum by_sigma(Sum unscaled) const { return with([&](auto kernel) { return kernel.by_sigma(unscaled); }); }
   // The factor of the sums: 1 / total where they are divided by it.
   POINTPROJ_FN Sum inverse_total(Sum total) const {
     if (!divides()) return Sum(1);
@@ -133,16 +129,11 @@ struct Weighting {
   POINTPROJ_FN Sum with(Use use) const {
     if constexpr (kIsDefault) return use(Exponential<Sum>{parameters});
     switch (kernel) {
-      case Kernel::kExponential:
-        return use(Exponential<Sum>{parameters});
-      case Kernel::kGaussian:
-        return use(Gaussian<Sum>{parameters});
-      case Kernel::kInverseDistance:
-        return use(InverseDistance<Sum>{parameters});
-      case Kernel::kCompact:
-        return use(Compact<Sum>{parameters});
-      default:
-        return use(parameters);
+      case Kernel::kExponential: return use(Exponential<Sum>{parameters});
+      case Kernel::kGaussian: return use(Gaussian<Sum>{parameters});
+      case Kernel::kInverseDistance: return use(InverseDistance<Sum>{parameters});
+      case Kernel::kCompact: return use(Compact<Sum>{parameters});
+      default: return use(parameters);
     }
   }
 };
