@@ -137,10 +137,10 @@ def _version_line(library: str, packages: Sequence[str]) -> str:
 def _native_library() -> Iterator[str]:
     """Yield the library's file, its architectures, and whether it works; nothing is compiled."""
     from pointproj.ops.backends.native.build import BUILD_AHEAD, IN_THE_WHEEL, architectures_here, find_build
-    from pointproj.ops.backends.native.compiler import LIBRARY, held
+    from pointproj.ops.backends.native.compiler import LIBRARY, architectures_in
 
     def made_for(folder: Path) -> str:
-        return ", ".join(["the CPU", *(f"sm_{code}" for code in held(folder.name))])
+        return ", ".join(["the CPU", *(f"sm_{code}" for code in architectures_in(folder.name))])
 
     folder = find_build(architectures_here())
     if folder is None:

@@ -286,14 +286,15 @@ def _within(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"features": torch.rand(9, 4), "sigma": torch.tensor(0.1), "radius": 0.3, "table": None} | changes
     weighting = DEFAULT._replace(**{n: v for n, v in changes.items() if n in DEFAULT._fields})
-    values = given["table"], given["features"], given["sigma"], given["radius"]
-    return operators.native_radius_aggregate(POINTS, None, POINTS, None, 1, *values, *weighting, False)
+    summands = given["features"], given["sigma"], *weighting
+    last = given["table"], given["radius"]
+    return operators.native_radius_aggregate(POINTS, None, POINTS, None, 1, *summands, False, *last)
 
 
 def _within_backward(**changes: Any) -> Tensor:
     operators = _operators()
     features, sigma = torch.rand(9, 4), torch.tensor(0.1)
-    inputs = POINTS, None, POINTS, None, 1, None, features, sigma, 0.3, *DEFAULT, False
+    inputs = POINTS, None, POINTS, None, 1, features, sigma, *DEFAULT, False, None, 0.3
     names = "aggregated", "saved", "grids"
     made = dict(zip(names, operators.native_radius_aggregate(*inputs), strict=True))
     given = {"grad": torch.rand(9, 4), "needs": [True] * 4} | made | changes
@@ -352,7 +353,7 @@ def _nearest_within(k: int) -> Tensor:
         (_index, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_index, {"largest": torch.ones(9)}, r"largest_radius must have shape \[\]; got \[9\]"),
         (_within_backward, {"grad": torch.rand(9, 3)}, r"grad must have shape \[9, 4\]; got \[9, 3\]"),
-        (_within_backward, {"needs": [True] * 3}, "needs must say it of 4 gradients; got 3"),
+        (_within_backward, {"needs": [True] * 3}, "needs must have 4 elements, one for each gradient; got 3"),
         (_within_backward, {"saved": torch.rand(9, 4)}, r"saved must have shape \[9, 2\]; got \[9, 4\]"),
         (_within_backward, {"grids": torch.rand(4)}, r"grids must have shape \[\d+\]; got \[4\]"),
     ],

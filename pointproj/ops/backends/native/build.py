@@ -1,8 +1,8 @@
 """Which library there is for this machine: the one in the wheel, or one that was built here.
 
-A library lies in a folder of its own, named by a hash of all that it depends on and by the GPU architectures
-it holds. It gets its name when it is whole, so a build that was interrupted is begun again. Several
-processes that start at once wait for the one that builds.
+A library lies in a folder of its own, named by a hash of all that it depends on and by its GPU architectures.
+It gets its name when it is complete, so a build that was interrupted is begun again. Of several processes
+that start together, one builds and the others wait.
 """
 
 import argparse
@@ -36,7 +36,7 @@ BUILD_AHEAD = "python -m pointproj build-native"
 
 
 def obstacle() -> str | None:
-    """None if there is a library or one can be built, else one sentence: what is missing, how to get it."""
+    """None if there is a library or one can be built, else a sentence: what is missing, how to get it."""
     if find_build(architectures_here()) is not None:
         return None
     return compiler_obstacle() or (toolkit_obstacle() if architectures_here() else None)
@@ -61,14 +61,14 @@ def find_build(architectures: Sequence[str]) -> Path | None:
 
 
 def make_build(architectures: Sequence[str]) -> Path:
-    """Build for these GPU architectures (``"90"`` is sm_90), the CPU part alone if there are none.
+    """Build for these GPU architectures (``"90"`` is sm_90), without any for the CPU only.
 
-    ``BackendUnavailable`` says which tool is missing, or that the compiler fails, and what to do.
+    ``BackendUnavailable`` names a missing tool, or says that the compiler fails, and what to do.
     """
     folder = _built_here() / folder_name(architectures)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "process", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it if this process dies
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it if this process dies
         if not (folder / LIBRARY).exists():
             reason = compiler_obstacle() or (toolkit_obstacle() if architectures else None)
             if reason:

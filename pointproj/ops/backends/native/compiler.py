@@ -1,7 +1,7 @@
 """Compiling ``csrc`` to one library; also for setup.py, so it imports torch and nothing of this package.
 
-The library is made from torch's stable ABI and holds CUDA's runtime: whatever torch from 2.10 on and whatever
-Python loads it, it need not be compiled again.
+The library uses torch's stable ABI and contains CUDA's runtime: one build serves every Python, and every
+torch from 2.10 on.
 """
 
 import functools
@@ -24,17 +24,17 @@ _TORCH = Path(torch.__file__).parent
 # The oldest torch that a library is for: 2.10.
 HEADERS = ["-std=c++20", "-isystem", str(_TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
 OLDEST_CUDA = 12  # C++20
-# Of a wheel: A100 and what has its major version, H100 and H200, and Blackwell where the compiler knows it.
+# Of a wheel: A100 and GPUs of its major version, H100 and H200, and Blackwell where the compiler knows it.
 WHEEL_GPUS = ("80", "90", "100", "120")
-PTX = "+PTX"  # an architecture whose assembly is kept, for every GPU from it on
+PTX = "+PTX"  # marks an architecture whose assembly is included: it runs on every newer GPU too
 WHEEL_PTX = "90" + PTX
 
 
 def compile_library(architectures: Sequence[str], out: Path) -> None:
-    """Compile every file of ``csrc`` for the CPU, and again for GPUs, all at once, to the library ``out``.
+    """Compile every file of ``csrc`` for the CPU, and again for GPUs, in parallel, to the library ``out``.
 
-    Of the architectures ``"90"`` is machine code for sm_90, ``"90+PTX"`` assembly for it and what is newer;
-    if there are none, the library is for the CPU alone. ``RuntimeError`` has what a compiler says that fails.
+    The architecture ``"90"`` means machine code for sm_90, ``"90+PTX"`` assembly for sm_90 and newer ones.
+    Without any, the library is for the CPU only. ``RuntimeError`` has the output of a compiler that fails.
     """
     compilers = [[host_compiler(), *cpp_flags()]]
     if architectures:
@@ -48,7 +48,7 @@ def compile_library(architectures: Sequence[str], out: Path) -> None:
         for made in running:
             made.result()
         link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-ltorch", "-o", str(out)]
-        # libtorch refers to all that there is of torch; the functions of CUDA's runtime stay our own.
+        # libtorch brings in all libraries of torch; the functions of CUDA's runtime are not exported.
         hide = ["--no-as-needed", "--exclude-libs", "ALL"]
         if architectures:
             _run([find_nvcc(), "-cudart", "static", *(x for h in hide for x in ("-Xlinker", h)), *link])
@@ -64,7 +64,7 @@ def _run(command: Sequence[str]) -> None:
 
 def cpp_flags() -> list[str]:
     """Flags of the part for the CPU."""
-    # Distances are rounded after every operation, as those of the reference.
+    # Distances are rounded after every operation, as those of the reference are.
     flags = ["-x", "c++", "-O3", "-ffp-contract=off", "-fvisibility=hidden", "-fPIC"]
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         flags.append("-march=x86-64-v3")
@@ -82,24 +82,23 @@ def cuda_flags(architectures: Sequence[str]) -> list[str]:
 
 
 def folder_name(architectures: Sequence[str]) -> str:
-    """Of a library: a hash of all that it depends on, and what it holds; see :func:`held`."""
+    """Name of a library's folder: a hash of all that it depends on, then its GPU architectures."""
     return "-".join((_fingerprint(), *(architectures or ("cpu",))))
 
 
-def held(folder: str) -> tuple[str, ...]:
-    """Architectures in a folder's name, ``()`` if there is the CPU alone."""
+def architectures_in(folder: str) -> tuple[str, ...]:
+    """GPU architectures in a folder's name."""
     return tuple(part for part in folder.split("-")[1:] if part != "cpu")
 
 
 def serves(folder: Path, architectures: Sequence[str]) -> bool:
-    """Whether the library in a folder is of today's sources and runs on all these GPUs.
+    """Whether the library in a folder is built from the sources here and runs on all these GPUs.
 
-    Machine code runs on its GPU and on those of the same major version that are newer, assembly on all
-    that are newer.
+    Machine code runs on its GPU and on newer ones of the same major version, assembly on all newer ones.
     """
     if not folder.name.startswith(f"{_fingerprint()}-") or not (folder / LIBRARY).exists():
         return False
-    return all(any(_runs(code, gpu) for code in held(folder.name)) for gpu in architectures)
+    return all(any(_runs(code, gpu) for code in architectures_in(folder.name)) for gpu in architectures)
 
 
 def _runs(code: str, gpu: str) -> bool:
@@ -117,7 +116,7 @@ def _fingerprint() -> str:
 
 
 def wheel_architectures() -> tuple[str, ...]:
-    """What a wheel holds: code for data-centre GPUs that the compiler here knows; ``()`` without one."""
+    """Architectures of a wheel: the data-centre GPUs that the compiler here knows; ``()`` without one."""
     if toolkit_version() is None:
         return ()
     said = subprocess.run([find_nvcc(), "--list-gpu-code"], capture_output=True, text=True, check=True).stdout
@@ -125,7 +124,7 @@ def wheel_architectures() -> tuple[str, ...]:
 
 
 def host_compiler() -> str:
-    """The C++ compiler that a build takes."""
+    """The C++ compiler of a build."""
     return os.environ.get("CXX", "c++")
 
 
@@ -137,7 +136,7 @@ def compiler_obstacle() -> str | None:
 
 
 def find_nvcc() -> str | None:
-    """The CUDA compiler that a build takes: that of CUDA_HOME, in the path, or at its usual place."""
+    """The CUDA compiler of a build: that of CUDA_HOME, in the path, or at its usual place."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if home:
         return shutil.which("nvcc", path=str(Path(home) / "bin"))
@@ -145,7 +144,7 @@ def find_nvcc() -> str | None:
 
 
 def toolkit_version() -> tuple[int, int] | None:
-    """Version of that compiler, ``(0, 0)`` if it does not say; None without one."""
+    """Version of the CUDA compiler, ``(0, 0)`` if it does not print one; None without a compiler."""
     nvcc = find_nvcc()
     if nvcc is None:
         return None

@@ -1,9 +1,11 @@
 """The functions of the backend, and the library's operators as torch sees them: results, second derivatives.
 
-The sources of ``csrc`` end with their schemas. Importing this module loads the library.
+The arguments of each operator are a struct in ``csrc``, from which C++ makes the schema: their names are the
+same here. Importing this module loads the library.
 """
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from types import SimpleNamespace
 
 import torch
@@ -16,11 +18,7 @@ from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_second_backward
 from pointproj.ops.specification.pairs import chunks_within, listed_chunks
-from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors, nearest_specs
-
-MOST_HEAD_CHANNELS = 256  # as in csrc/attention.h
-DENSE_CELL = 256  # points; as in csrc/cell_list.h
-READ_AHEAD = 16  # as in csrc/common.h
+from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors
 
 
 def build_index(
@@ -35,22 +33,16 @@ def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dt
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
-    features, sigma, weighting = summands
-    given = *clouds, _table(tables), None, features, sigma, k
-    return _knn_aggregate(*given, *weighting, _deterministic())[0]
+    return _knn_aggregate(*_sum_arguments(clouds, summands), _table(tables), None, k)[0]
 
 
 def aggregate_neighbors(clouds: Clouds, summands: Summands, rows: Tensor) -> Tensor:
-    features, sigma, weighting = summands
-    points = clouds.query_points, None, clouds.reference_points, None, 1
-    given = *points, None, rows, features, sigma, rows.shape[1]
-    return _knn_aggregate(*given, *weighting, _deterministic())[0]
+    points = Clouds(clouds.query_points, None, clouds.reference_points, None, 1)
+    return _knn_aggregate(*_sum_arguments(points, summands), None, rows, rows.shape[1])[0]
 
 
 def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, radius: float) -> Tensor:
-    features, sigma, weighting = summands
-    given = *clouds, _table(tables), features, sigma, radius
-    return _radius_aggregate(*given, *weighting, _deterministic())[0]
+    return _radius_aggregate(*_sum_arguments(clouds, summands), _table(tables), radius)[0]
 
 
 def radius_search(
@@ -87,6 +79,11 @@ def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, step
     return _farthest_points(points, offsets, starts.shape[0], starts, steps)
 
 
+def _sum_arguments(clouds: Clouds, summands: Summands) -> tuple:
+    features, sigma, weighting = summands
+    return *clouds, features, sigma, *weighting, _deterministic()
+
+
 def _table(tables: Tables | None) -> Tensor | None:
     return tables[0] if tables else None
 
@@ -96,37 +93,28 @@ def _number_or_tensor(radius: float | Tensor | None) -> tuple[float | None, Tens
 
 
 def _deterministic() -> bool:
-    """The switch, which C++ cannot ask for; a backward works as its forward did."""
+    """The switch as an argument: the stable ABI has none, and a backward works as its forward did."""
     return torch.are_deterministic_algorithms_enabled()
 
 
-def _words(points: Tensor, reals: int, ints: int) -> int:
-    """Of a table; ``TableSizes`` in csrc/index.h has the same."""
-    sorted_points = points.shape[0] + (0 if points.is_cuda else READ_AHEAD)
-    return ((4 * sorted_points + reals) * (points.dtype.itemsize // 4) + ints + 3) // 4 * 4
+@cache
+def _formula(of_radius: bool, on_gpu: bool) -> Callable[[int, int, int], int]:
+    """C++ writes down how many words a table has, so that the numbers of rows and clouds may be symbols."""
+    return eval(f"lambda rows, clouds, words_per_real: {_library.native_table_words(of_radius, on_gpu)}")
 
 
-def _cell_list(points: Tensor, clouds: int) -> int:
-    """Words of the two-level cell list, for kNN; ``CellListSizes`` in csrc/cell_list.h has the same."""
-    rows = points.shape[0]
-    density = 2 if not points.is_cuda else 4 if rows <= 2**18 else 1
-    cells, dense = density * rows // 2 + clouds, rows // DENSE_CELL + 2
-    return _words(points, 12 * clouds + 6 * dense, 4 * clouds + 3 * cells + dense + rows + 3)
-
-
-def _hash_grid(points: Tensor, clouds: int) -> int:
-    """Words of the hash grid of csrc/hash_grid.h, for searches within about one radius."""
-    rows = points.shape[0]
-    return _words(points, 1, (4 if rows <= 2**22 else 2) * rows + clouds + 2)
+def _words(points: Tensor, clouds: int, of_radius: bool = True) -> int:
+    return _formula(of_radius, points.is_cuda)(points.shape[0], clouds, points.dtype.itemsize // 4)
 
 
 def _index(call: SimpleNamespace) -> tuple[Spec, ...]:
-    of_knn = call.radius is None and call.largest_radius is None
-    return ((((_cell_list if of_knn else _hash_grid)(call.points, call.clouds),), torch.int32),)
+    of_radius = call.radius is not None or call.largest_radius is not None
+    return (((_words(call.points, call.clouds, of_radius),), torch.int32),)
 
 
-def _nearest(call: SimpleNamespace, dtype: torch.dtype) -> tuple[Spec, ...]:
-    return nearest_specs(None, dtype)(call.query_points, call.k)
+def _nearest(call: SimpleNamespace, k: int, dtype: torch.dtype) -> tuple[Spec, ...]:
+    shape = call.query_points.shape[0], k
+    return (shape, call.query_points.dtype), (shape, dtype)
 
 
 def _sums(call: SimpleNamespace) -> tuple[Spec, ...]:
@@ -136,15 +124,15 @@ def _sums(call: SimpleNamespace) -> tuple[Spec, ...]:
 
 
 def _radius_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
-    """And the hash grids that were made."""
-    made = _hash_grid(call.query_points, call.clouds)
+    """The sums, and the hash grids that were made."""
+    made = _words(call.query_points, call.clouds)
     if call.reference_grid is None:
-        made += _hash_grid(call.reference_points, call.clouds)
+        made += _words(call.reference_points, call.clouds)
     return *_sums(call), ((made,), torch.int32)
 
 
 def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
-    """And the rows, unless they were given."""
+    """The sums, and the rows, of which there are none if they were given."""
     searched = call.query_points.shape[0] if call.neighbor_indices is None else 0
     return *_sums(call), ((searched, call.k), torch.int32)
 
@@ -156,23 +144,26 @@ def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> 
 
 
 _library = extension()
+MOST_HEAD_CHANNELS = _library.native_most_head_channels()
 
 _build_index = cpp_op(_library, "native_build_index", _index)
 _knn = cpp_op(
-    _library, "native_knn", lambda call: _nearest(call, torch.int64 if call.long_rows else torch.int32)
+    _library,
+    "native_knn",
+    lambda call: _nearest(call, call.k, torch.int64 if call.long_rows else torch.int32),
 )
 _radius_search = cpp_op(
     _library,
     "native_radius_search",
-    lambda call: (*_nearest(call, torch.int64), ((call.query_points.shape[0],), torch.int64)),
+    lambda call: (*_nearest(call, call.most, torch.int64), ((call.query_points.shape[0],), torch.int64)),
 )
 _radius_list = cpp_op(
     _library,
     "native_radius_list",
     lambda call: (
         ((call.query_points.shape[0] + 1,), torch.int64),
-        ((call.capacity,), torch.int64),
-        ((call.capacity,), call.query_points.dtype),
+        ((call.most,), torch.int64),
+        ((call.most,), call.query_points.dtype),
     ),
 )
 _knn_aggregate = cpp_op(

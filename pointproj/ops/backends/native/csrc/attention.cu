@@ -1,31 +1,30 @@
 // Attention over neighbour lists: which kernels run, one after another.
 #include "attention.h"
-
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
-
 namespace {
 
-#define POINTPROJ_ATTENTION                                                                                 \
-  const Tensor &queries, const Tensor &keys, const Tensor &values, const Tensor &bias, const Tensor &rows, \
-      const OptionalTensor &row_splits, int64_t heads, double scale
-const std::string kArguments =
-    "Tensor queries, Tensor keys, Tensor values, Tensor bias, Tensor rows, Tensor? row_splits, SymInt heads, "
-    "float scale, bool deterministic)";
+struct AttentionArguments {
+  Tensor queries, keys, values, bias, rows;
+  OptionalTensor row_splits;
+  int64_t heads;
+  double scale;
+  bool deterministic;
+  POINTPROJ_FIELDS(queries, keys, values, bias, rows, row_splits, heads, scale, deterministic)
+};
 
 bool is_aligned(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0; }
 
+// Arguments that are checked.
 struct AttentionProblem {
+  const AttentionArguments& given;
   Device device;
-  const Tensor &queries, &keys, &values, &bias, &rows;
-  const OptionalTensor& row_splits;
-  int64_t heads, channels;
-  double scale;
+  int64_t channels;  // of a head
 
-  explicit AttentionProblem(POINTPROJ_ATTENTION)
-      : device(queries), queries(queries), keys(keys), values(values), bias(bias), rows(rows), row_splits(row_splits),
-        heads(heads), channels(heads > 0 && queries.dim() == 2 ? queries.size(1) / heads : 0), scale(scale) {
+  explicit AttentionProblem(const AttentionArguments& given) : given(given), device(given.queries) {
+    const auto& [queries, keys, values, bias, rows, row_splits, heads, scale, deterministic] = given;
+    channels = heads > 0 && queries.dim() == 2 ? queries.size(1) / heads : 0;
     POINTPROJ_CHECK(channels >= 1 && channels <= kMostHeadChannels && channels * heads == queries.size(1),
                     "queries must have shape (q, heads * channels) with 1 to ", kMostHeadChannels,
                     " channels in each head; got ", text(queries.sizes()), " and ", heads, " heads");
@@ -49,14 +48,16 @@ struct AttentionProblem {
   }
   template <class Sum>
   Attention<Sum> view() const {
+    const auto& [queries, keys, values, bias, rows, row_splits, heads, scale, deterministic] = given;
     return {lists(), matrix<const Sum>(queries), matrix<const Sum>(keys), matrix<const Sum>(values),
             bias.size(0) > 0 ? data<const Sum>(bias) : nullptr, static_cast<int>(heads), static_cast<int>(channels),
             static_cast<Sum>(scale),
             channels % 4 == 0 && is_aligned(queries) && is_aligned(keys) && is_aligned(values)};
   }
   ListedRows lists() const {
-    return {data<const int64_t>(rows), data<const int64_t>(row_splits), row_splits ? 0 : rows.size(1), rows.numel(),
-            static_cast<int>(queries.size(0)), static_cast<int>(keys.size(0))};
+    const Tensor& rows = given.rows;
+    return {data<const int64_t>(rows), data<const int64_t>(given.row_splits), given.row_splits ? 0 : rows.size(1),
+            rows.numel(), static_cast<int>(given.queries.size(0)), static_cast<int>(given.keys.size(0))};
   }
   // body(a number in the dtype of the sums, the lanes of a head)
   template <class Body>
@@ -68,16 +69,16 @@ struct AttentionProblem {
       }
       body(sum, std::integral_constant<int, 32>{});  // of which a CPU has one
     };
-    queries.scalar_type() == ScalarType::Float ? with_lanes(float{}) : with_lanes(double{});
+    given.queries.scalar_type() == ScalarType::Float ? with_lanes(float{}) : with_lanes(double{});
   }
 };
 
 // The result (Q, heads * channels), and logarithms of the sums of exponentials (Q, heads).
-std::tuple<Tensor, Tensor> attend(POINTPROJ_ATTENTION, bool) {
-  const AttentionProblem problem(queries, keys, values, bias, rows, row_splits, heads, scale);
-  const Tensor result = empty({queries.size(0), queries.size(1)}, queries);
-  const Tensor log_sums = empty({queries.size(0), heads}, queries);
-  if (keys.size(0) == 0) {
+Tensors<2> attend(const AttentionArguments& given) {
+  const AttentionProblem problem(given);
+  const Tensor result = empty(given.queries.sizes(), given.queries);
+  const Tensor log_sums = empty({given.queries.size(0), given.heads}, given.queries);
+  if (given.keys.size(0) == 0) {
     clear(problem.device, result);
     return {result, log_sums};
   }
@@ -90,12 +91,14 @@ std::tuple<Tensor, Tensor> attend(POINTPROJ_ATTENTION, bool) {
   return {result, log_sums};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, const std::vector<bool>& needs,
-                                                           POINTPROJ_ATTENTION, bool deterministic,
-                                                           const Tensor& result, const Tensor& log_sums) {
-  const AttentionProblem problem(queries, keys, values, bias, rows, row_splits, heads, scale);
+// Gradients of queries, keys, values and bias.
+Tensors<4> attend_backward(const BackwardArguments<AttentionArguments, 2>& arguments) {
+  const auto& [grads, needs, given, outputs] = arguments;
+  const auto& [queries, keys, values, bias, rows, row_splits, heads, scale, deterministic] = given;
+  const Tensor &grad = grads[0], &result = outputs[0], &log_sums = outputs[1];
+  const AttentionProblem problem(given);
   check_like("grad", grad, queries.sizes(), queries.scalar_type(), queries);
-  const bool of_references = needs[1] || needs[2], in_fixed_order = deterministic || !kOnGpu;
+  const bool of_references = needs[1] || needs[2], in_order = deterministic || !kOnGpu;
   const Tensor none = empty({0}, queries);
   const auto like = [&](bool needed, const Tensor& tensor) {
     return needed ? empty({tensor.size(0), tensor.size(1)}, tensor) : none;
@@ -104,27 +107,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, c
   const Tensor d_keys = like(of_references, keys), d_values = like(of_references, values);
   const Tensor d_bias = like(needs[3], bias);
   for (const Tensor& tensor : {d_queries, d_keys, d_values, d_bias}) clear(problem.device, tensor);
-  const std::tuple made = {d_queries, needs[1] ? d_keys : none, needs[2] ? d_values : none, d_bias};
+  const Tensors<4> made = {d_queries, needs[1] ? d_keys : none, needs[2] ? d_values : none, d_bias};
   if (keys.size(0) == 0) return made;
   problem.for_types([&](auto sum, auto lanes) {
     using Sum = decltype(sum);
     constexpr int kLanes = decltype(lanes)::value;
-    Attention<Sum> given = problem.view<Sum>();
-    given.whole = given.whole && is_aligned(grad) && is_aligned(result);
+    Attention<Sum> view = problem.view<Sum>();
+    view.aligned = view.aligned && is_aligned(grad) && is_aligned(result);
     const auto by_atomics = [&](const Tensor& made) {
-      return of_references && !in_fixed_order ? matrix<Sum>(made) : Matrix<Sum>{nullptr, 0};
+      return of_references && !in_order ? matrix<Sum>(made) : Matrix<Sum>{nullptr, 0};
     };
     problem.device.each(
-        AttendGradient<Sum, kLanes>{given, matrix<const Sum>(grad), matrix<const Sum>(result),
+        AttendGradient<Sum, kLanes>{view, matrix<const Sum>(grad), matrix<const Sum>(result),
                                     data<const Sum>(log_sums), data<Sum>(means),
                                     needs[0] ? matrix<Sum>(d_queries) : Matrix<Sum>{nullptr, 0},
                                     d_bias.numel() > 0 ? data<Sum>(d_bias) : nullptr, by_atomics(d_keys),
                                     by_atomics(d_values)},
         log_sums.numel());
-    if (!of_references || !in_fixed_order) return;
+    if (!of_references || !in_order) return;
     const InvertedRows inverted(problem.device, problem.lists(), rows.numel(), keys.size(0), rows);
     problem.device.each(
-        AttendReferenceGradient<Sum, kLanes>{given, matrix<const Sum>(grad), data<const Sum>(log_sums),
+        AttendReferenceGradient<Sum, kLanes>{view, matrix<const Sum>(grad), data<const Sum>(log_sums),
                                              data<const Sum>(means), data<const int>(inverted.start),
                                              data<const int>(inverted.pairs), matrix<Sum>(d_keys),
                                              matrix<Sum>(d_values)},
@@ -133,13 +136,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(const Tensor& grad, c
   return made;
 }
 
-const Operators registered(
-    __FILE__, {{"native_attend", "(" + kArguments + " -> (Tensor, Tensor)", TORCH_BOX(&attend)},
-               {"native_attend_backward",
-                "(Tensor grad_0, bool[] needs, " + kArguments.substr(0, kArguments.size() - 1) +
-                    ", Tensor output_0, Tensor output_1) -> (Tensor, Tensor, Tensor, Tensor)",
-                TORCH_BOX(&attend_backward)}});
+const Operators registered(__FILE__, {operator_of<attend>("native_attend"),
+                                      operator_of<attend_backward>("native_attend_backward")});
+
+#if !defined(__CUDACC__)
+struct NoArguments {
+  POINTPROJ_FIELDS()
+};
+
+int64_t most_head_channels(const NoArguments&) { return kMostHeadChannels; }
+
+const Operators sizes(__FILE__, {operator_of<most_head_channels>("native_most_head_channels")}, kWithoutTensors);
+#endif
 
 }  // namespace
-
 }  // namespace pointproj::POINTPROJ_DEVICE

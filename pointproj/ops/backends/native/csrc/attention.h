@@ -1,4 +1,4 @@
-// Attention over neighbour lists and its gradients; the formulas stand in pointproj/ops/attention.py.
+// Attention over neighbour lists and its gradients; pointproj/ops/attention.py has the formulas.
 //
 // A task is one head of a query, or of a reference point. Its lanes hold four channels each, of some neighbours at a
 // time, and reduce the products together.
@@ -31,10 +31,10 @@ struct HeadRow {
   POINTPROJ_FN void clear(const Lanes& lanes, int channels) {
     each(lanes, channels, [&](int part, int) { parts[part] = Four{}; });
   }
-  // `whole`: rows begin at multiples of 16 bytes and heads have a multiple of four channels.
-  POINTPROJ_FN void load(const Lanes& lanes, const Sum* from, int channels, bool whole) {
+  // `aligned`: rows begin at multiples of 16 bytes and heads have a multiple of four channels.
+  POINTPROJ_FN void load(const Lanes& lanes, const Sum* from, int channels, bool aligned) {
     each(lanes, channels, [&](int part, int first) {
-      if (whole) {
+      if (aligned) {
         parts[part] = first < channels ? *reinterpret_cast<const Four*>(from + first) : Four{};
       } else {
         for (int j = 0; j < 4; ++j) parts[part].x[j] = first + j < channels ? from[first + j] : Sum(0);
@@ -68,14 +68,14 @@ struct HeadRow {
       }
     });
   }
-  // Adds a multiple to a row in memory, which others add to at the same time.
-  POINTPROJ_FN void add_to(const Lanes& lanes, Sum* to, Sum factor, int channels, bool whole) const {
+  // Adds a multiple to a row in memory, by atomics.
+  POINTPROJ_FN void add_to(const Lanes& lanes, Sum* to, Sum factor, int channels, bool aligned) const {
     each(lanes, channels, [&](int part, int first) {
       if (first >= channels) return;
       const Sum* x = parts[part].x;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
       if constexpr (sizeof(Sum) == 4) {
-        if (whole) {
+        if (aligned) {
           atomicAdd(reinterpret_cast<float4*>(to + first),
                     make_float4(factor * x[0], factor * x[1], factor * x[2], factor * x[3]));
           return;
@@ -89,7 +89,7 @@ struct HeadRow {
   }
 };
 
-// Rows of lists may be any numbers: those of no reference point are no neighbours.
+// Lists of rows, which may be any numbers: neighbours are those that are rows of the references.
 struct ListedRows {
   const int64_t* rows;        // (pairs,)
   const int64_t* row_splits;  // (Q + 1,), or null: each query has k pairs
@@ -121,7 +121,7 @@ struct Attention {
   const Sum* bias;            // (pairs, heads), or null
   int heads, channels;        // channels of a head
   Sum scale;
-  bool whole;  // see HeadRow::load
+  bool aligned;  // see HeadRow::load
 
   POINTPROJ_FN Sum bias_of(int64_t pair, int head) const { return bias ? bias[pair * heads + head] : Sum(0); }
 
@@ -136,9 +136,9 @@ struct Attention {
       for (int i = 0; i < kRowsAtOnce; ++i) row[i] = pair + i < end ? rows(pair + i) : -1;
       POINTPROJ_UNROLL
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        const int some = greater(row[i], 0);  // any row will do where there is none
-        key[i].load(lanes, keys[some] + column, channels, whole);
-        value[i].load(lanes, values[some] + column, channels, whole);
+        const int some = greater(row[i], 0);  // where there is none, any row
+        key[i].load(lanes, keys[some] + column, channels, aligned);
+        value[i].load(lanes, values[some] + column, channels, aligned);
       }
       body(pair, row, key, value);
     }
@@ -160,7 +160,7 @@ struct Attend {
     const auto [query, head] = split_item(item, given.heads);
     const int64_t column = int64_t(head) * given.channels;
     HeadRow<Sum, Lanes> own, mean;
-    own.load(lanes, given.queries[query] + column, given.channels, given.whole);
+    own.load(lanes, given.queries[query] + column, given.channels, given.aligned);
     mean.clear(lanes, given.channels);
     Sum largest = -kInfinity<Sum>, total = 0;
     given.each_neighbor(lanes, query, head, [&](int64_t pair, const int* row, const auto* key, const auto* value) {
@@ -177,7 +177,7 @@ struct Attend {
       mean.scale(lanes, before, given.channels);
       POINTPROJ_UNROLL
       for (int i = 0; i < kRowsAtOnce; ++i) {
-        if (row[i] < 0) continue;  // of a value that is not finite, 0 times is NaN
+        if (row[i] < 0) continue;  // 0 times a value that is not finite is NaN
         const Sum weight = exp(logit[i] - shift);
         total += weight;
         mean.add(lanes, weight, value[i], given.channels);
@@ -189,7 +189,7 @@ struct Attend {
   }
 };
 
-// Gradients of queries and biases; where others may come in any order, also those of keys and values.
+// Gradients of queries and biases; outside of deterministic mode also those of keys and values, by atomics.
 template <class Sum, int kLanes_>
 struct AttendGradient {
   using Number = Sum;
@@ -209,10 +209,10 @@ struct AttendGradient {
     const int64_t column = int64_t(head) * given.channels;
     const int channels = given.channels;
     HeadRow<Sum, Lanes> own, upstream, d_own;
-    own.load(lanes, result[query] + column, channels, given.whole);
-    upstream.load(lanes, grad[query] + column, channels, given.whole);
+    own.load(lanes, result[query] + column, channels, given.aligned);
+    upstream.load(lanes, grad[query] + column, channels, given.aligned);
     const Sum mean = lanes.sum(own.times(lanes, upstream, channels)), log_sum = log_sums[item];
-    own.load(lanes, given.queries[query] + column, channels, given.whole);
+    own.load(lanes, given.queries[query] + column, channels, given.aligned);
     d_own.clear(lanes, channels);
     given.each_neighbor(lanes, query, head, [&](int64_t pair, const int* row, const auto* key, const auto* value) {
       POINTPROJ_UNROLL
@@ -227,8 +227,8 @@ struct AttendGradient {
         if (d_bias && lanes.lane() == 0) d_bias[(pair + i) * given.heads + head] = d_logit;
 #if defined(__CUDACC__)
         if (!d_keys.data) continue;
-        own.add_to(lanes, d_keys[row[i]] + column, given.scale * d_logit, channels, given.whole);
-        upstream.add_to(lanes, d_values[row[i]] + column, weight, channels, given.whole);
+        own.add_to(lanes, d_keys[row[i]] + column, given.scale * d_logit, channels, given.aligned);
+        upstream.add_to(lanes, d_values[row[i]] + column, weight, channels, given.aligned);
 #endif
       }
     });
@@ -237,7 +237,7 @@ struct AttendGradient {
   }
 };
 
-// Gradients of keys and values, always in the same order: the pairs of each reference point one after another.
+// Gradients of keys and values in deterministic mode: the pairs of each reference point one after another.
 template <class Sum, int kLanes_>
 struct AttendReferenceGradient {
   using Number = Sum;
@@ -255,14 +255,14 @@ struct AttendReferenceGradient {
     const int64_t column = int64_t(head) * given.channels;
     const int channels = given.channels, end = start[row + 1];
     HeadRow<Sum, Lanes> key, value, d_key, d_value, own, upstream;
-    key.load(lanes, given.keys[row] + column, channels, given.whole);
-    value.load(lanes, given.values[row] + column, channels, given.whole);
+    key.load(lanes, given.keys[row] + column, channels, given.aligned);
+    value.load(lanes, given.values[row] + column, channels, given.aligned);
     d_key.clear(lanes, channels);
     d_value.clear(lanes, channels);
     for (int i = start[row]; lanes.any(i < end); ++i) {
       const int pair = i < end ? pairs[i] : 0, query = i < end ? given.rows.query_of(pair) : 0;
-      own.load(lanes, given.queries[query] + column, channels, given.whole);
-      upstream.load(lanes, grad[query] + column, channels, given.whole);
+      own.load(lanes, given.queries[query] + column, channels, given.aligned);
+      upstream.load(lanes, grad[query] + column, channels, given.aligned);
       const Sum logit = given.scale * lanes.sum(own.times(lanes, key, channels));
       const Sum product = lanes.sum(upstream.times(lanes, value, channels));
       if (!(i < end)) continue;

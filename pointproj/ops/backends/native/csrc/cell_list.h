@@ -9,19 +9,20 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-constexpr int kDenseCell = 256;  // a cell with so many points is subdivided
+constexpr int kDenseCell = 256;  // points; a cell with so many is subdivided
 constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
 constexpr int kAxisMask = (1 << kAxisBits) - 1;
 
 // Sizes of the tables, known from shapes alone.
+template <class Number = int64_t>
 struct CellListSizes {
-  int64_t rows, clouds, density;  // density: cells for every two points
+  Number rows, clouds, density;  // density: cells for every two points
 
-  POINTPROJ_EVERYWHERE int64_t cells() const { return density * rows / 2 + clouds; }
-  POINTPROJ_EVERYWHERE int64_t dense_cells() const { return rows / kDenseCell + 2; }
-  POINTPROJ_EVERYWHERE int64_t subcells() const { return cells() + rows; }
-  POINTPROJ_EVERYWHERE int64_t reals() const { return 12 * clouds + 6 * dense_cells(); }
-  POINTPROJ_EVERYWHERE int64_t numbers() const { return 4 * clouds + 2 * cells() + dense_cells() + subcells() + 3; }
+  POINTPROJ_EVERYWHERE Number cells() const { return density * rows / 2 + clouds; }
+  POINTPROJ_EVERYWHERE Number dense_cells() const { return rows / kDenseCell + 2; }
+  POINTPROJ_EVERYWHERE Number subcells() const { return cells() + rows; }
+  POINTPROJ_EVERYWHERE Number reals() const { return 12 * clouds + 6 * dense_cells(); }
+  POINTPROJ_EVERYWHERE Number ints() const { return 4 * clouds + 2 * cells() + dense_cells() + subcells() + 3; }
 };
 
 template <class Real>
@@ -36,9 +37,9 @@ struct CellList {
   int* start;      // (subcells + 2,): first sorted point of each sub-cell; then of points not finite
   SortedPoints<Real> points;
 
-  CellList(const CellListSizes& sizes, Real* reals, int* numbers, SortedPoints<Real> points)
+  CellList(const CellListSizes<>& sizes, Real* reals, int* ints, SortedPoints<Real> points)
       : grids(reals), subgrids(reals + 12 * sizes.clouds), count(static_cast<int>(sizes.cells())), points(points) {
-    shapes = numbers;
+    shapes = ints;
     dense = shapes + 4 * sizes.clouds;
     subshapes = dense + sizes.cells();
     shift = subshapes + sizes.dense_cells();
@@ -100,7 +101,7 @@ POINTPROJ_FN Grid<Real> cloud_grid(const CellList<Real>& cells, int cloud) {
   return grid;
 }
 
-// Slack for distances from q: a point and the border of its cell are computed in different ways.
+// Slack for distances from q, since points and the faces of cells are rounded differently.
 template <class Real>
 POINTPROJ_FN Real slack_for(const Grid<Real>& grid, const Vec3<Real>& q) {
   Real largest = Real(0);

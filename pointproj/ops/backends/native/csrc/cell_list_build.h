@@ -8,8 +8,8 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kPointsPerPart = 512;
 constexpr int kMostParts = 2048;
-constexpr int kRun = 4;               // points in a row that belong to one part
-constexpr int kSample = 64;           // about so many points of a dense cell say where its sub-cells are
+constexpr int kRun = 4;               // consecutive points of one part
+constexpr int kSample = 64;           // about so many points of a dense cell decide where its sub-cells are
 constexpr double kMargin = 1.0 / 16;  // and so much of their extent is added on each side
 constexpr int kFraction = 1 << 30;    // positions inside a cell, as integers up to here
 
@@ -27,7 +27,7 @@ struct Box {
       high[axis] = greater(high[axis], other.high[axis]);
     }
   }
-  // Of all lanes.
+  // The box of all lanes.
   template <class Lanes>
   POINTPROJ_FN void combine(Lanes& lanes) {
     for (int axis = 0; axis < 3; ++axis) {
@@ -37,7 +37,7 @@ struct Box {
   }
 };
 
-// A number of 32 bits that looks like random, another for each.
+// A hash, for numbers of 32 bits that look random.
 POINTPROJ_FN unsigned mixed(unsigned number) {
   number = (number ^ (number >> 16)) * 0x7feb352du;
   number = (number ^ (number >> 15)) * 0x846ca68bu;
@@ -48,7 +48,7 @@ template <class Real>
 struct BuildCellList {
   const Real* positions;  // (rows, 3)
   Batch batch;
-  CellListSizes sizes;
+  CellListSizes<> sizes;
   CellList<Real> cells;
   CountingSort sort;  // by cell
   Box<Real>* boxes;   // (clouds, parts)
@@ -64,7 +64,7 @@ struct BuildCellList {
     return static_cast<int>(greater(int64_t(1), lesser(wanted, most)));
   }
 
-  // Of points that are not finite.
+  // The slot of points that are not finite.
   POINTPROJ_FN int last_slot() const { return static_cast<int>(sizes.subcells()); }
   POINTPROJ_FN bool is_dense(int cell) const { return sort.occupancy[cell] >= kDenseCell; }
   POINTPROJ_FN int cell_of(int row) const { return sort.place[2 * static_cast<int64_t>(row)]; }
@@ -96,7 +96,7 @@ struct BuildCellList {
     machine.each(static_cast<int>(sizes.dense_cells()), [&](int i) {
       for (int j = 0; j < 6; ++j) {
         extent[6 * i + j] = 0;
-        cells.subgrids[6 * i + j] = 0;  // the same points give the same tables, used or not
+        cells.subgrids[6 * i + j] = 0;  // unused ones too are the same for the same points
       }
       if (i == 0) {
         *dense_count = 0;
@@ -105,8 +105,8 @@ struct BuildCellList {
     });
   }
 
-  // Of each section of the points a part gets a short run at random. So points may be in the order of a coordinate or
-  // of a structured grid, and still each part is as wide as most of the cloud.
+  // The boxes of the parts. A part has a random short run of each section of the points: it is as wide as most of the
+  // cloud, also where points are in the order of a coordinate or of a structured grid.
   template <class Machine>
   POINTPROJ_FN void bound_parts(Machine& machine) const {
     machine.each_warp(batch.clouds * parts, [&](auto& lanes, int item) {
@@ -114,15 +114,15 @@ struct BuildCellList {
       const int first = batch.first_row(cloud), size = batch.first_row(cloud + 1) - first;
       const int sections = (size + kRun * parts - 1) / (kRun * parts);
       Box<Real> box = Box<Real>::empty();
-      POINTPROJ_UNROLL_BY(8)  // so many loads on their way
+      POINTPROJ_UNROLL_BY(8)  // so many loads at once
       for (int i = lanes.lane(); i < sections * kRun; i += lanes.width) {
         const unsigned section = i / kRun, run = (item + mixed(section) % parts) % parts;
         const int64_t at = (static_cast<int64_t>(section) * parts + run) * kRun + i % kRun;
         const Vec3<Real> p = load_position(positions, first + static_cast<int>(lesser<int64_t>(at, size - 1)));
-        const bool counts = at < size && is_finite(p);  // without a branch, which the next loads would wait for
+        const bool valid = at < size && is_finite(p);  // without a branch, which the next loads would wait for
         for (int axis = 0; axis < 3; ++axis) {
-          box.low[axis] = lesser(box.low[axis], counts ? p[axis] : kInfinity<Real>);
-          box.high[axis] = greater(box.high[axis], counts ? p[axis] : -kInfinity<Real>);
+          box.low[axis] = lesser(box.low[axis], valid ? p[axis] : kInfinity<Real>);
+          box.high[axis] = greater(box.high[axis], valid ? p[axis] : -kInfinity<Real>);
         }
       }
       box.combine(lanes);
@@ -139,12 +139,12 @@ struct BuildCellList {
       POINTPROJ_UNROLL_BY(4)
       for (int part = lanes.lane(); part < parts; part += lanes.width) {
         const Box<Real> of_part = boxes[static_cast<int64_t>(cloud) * parts + part];
-        const bool counts = of_part.low[0] < kInfinity<Real>;
-        filled += counts ? Real(1) : Real(0);
+        const bool valid = of_part.low[0] < kInfinity<Real>;
+        filled += valid ? Real(1) : Real(0);
         box.include(of_part);
         for (int axis = 0; axis < 3; ++axis) {
-          sums.low[axis] += counts ? of_part.low[axis] : Real(0);
-          sums.high[axis] += counts ? of_part.high[axis] : Real(0);
+          sums.low[axis] += valid ? of_part.low[axis] : Real(0);
+          sums.high[axis] += valid ? of_part.high[axis] : Real(0);
         }
       }
       filled = lanes.sum(filled);
@@ -177,7 +177,7 @@ struct BuildCellList {
   }
 
   // Cells along each axis, near cubes, fewer than `most` in all. An axis thinner than the edge that all axes together
-  // suggest gets one cell, and the others share; at most three can drop out, so the fourth round is final.
+  // suggest gets one cell, and the others share the rest; at most three can drop out, so the fourth round is final.
   POINTPROJ_FN static void choose_shape(const Vec3<Real>& extent, int most, int* shape) {
     const Real longest = greater(extent[0], greater(extent[1], extent[2]));
     shape[0] = shape[1] = shape[2] = 1;
@@ -249,13 +249,14 @@ struct BuildCellList {
     });
   }
 
-  // Extent of a sample of each dense cell, in fractions of the cell; the lowest ones counted from above.
+  // Extent of a sample of each dense cell, in fractions of the cell. Low ends are measured from the high face: so both
+  // ends are maxima.
   template <class Machine>
   POINTPROJ_FN void sample(Machine& machine) const {
     machine.each(batch.rows, [&](int row) {
       const int cell = cell_of(row);
       if (cell == last_slot() || !is_dense(cell)) return;
-      // By row, not by arrival: the same points give the same cells.
+      // Chosen by row, so that the same points give the same cells.
       const unsigned scattered = (static_cast<unsigned>(row) * 1640531527u) >> 8;
       if (scattered % static_cast<unsigned>(sort.occupancy[cell]) >= kSample) return;
       const Vec3<Real> p = load_position(positions, row);
@@ -267,8 +268,8 @@ struct BuildCellList {
         Real t = 0;
         if (high > low) t = lesser(greater((p[axis] - low) / (high - low), Real(0)), Real(1));
         const int q = static_cast<int>(lesser(int64_t(t * Real(kFraction)), int64_t(kFraction - 1)));
-        machine.raise(to + axis, kFraction - 1 - q);
-        machine.raise(to + 3 + axis, q);
+        machine.fetch_max(to + axis, kFraction - 1 - q);
+        machine.fetch_max(to + 3 + axis, q);
       }
     });
   }

@@ -10,7 +10,7 @@
 #include <limits>
 #include <type_traits>
 
-// Every file is compiled for a CPU and, if there is a GPU, by nvcc for that; names must differ then.
+// Every file is compiled for a CPU and, if there is one, again for a GPU: a namespace for each.
 #if defined(__CUDACC__)
 #define POINTPROJ_DEVICE gpu
 #define POINTPROJ_FN __device__ __forceinline__
@@ -34,19 +34,13 @@ constexpr bool kOnGpu = true;
 constexpr bool kOnGpu = false;
 #endif
 
-using std::cbrt;  // those of C know only double
-using std::exp;
-using std::fabs;
-using std::floor;
-using std::fma;
-using std::nextafter;
-using std::pow;
-using std::sqrt;
+// Those of C know only double.
+using std::cbrt, std::exp, std::fabs, std::floor, std::fma, std::nextafter, std::pow, std::sqrt;
 
 constexpr int kNoRow = 0x7fffffff;
 constexpr int kReadAhead = 16;        // points behind the last one that a CPU may read, but never uses
-constexpr int kChannelsAtOnce = 32;   // of a row of values, in all lanes of a point together
-constexpr double kRoundingErrors = 16;  // that a distance to a cell can have, in units of the largest coordinate
+constexpr int kChannelsAtOnce = 32;   // of a row, which the lanes of a point hold together
+constexpr double kRoundingErrors = 16;  // of a distance to a cell, in epsilons of the largest coordinate
 
 template <class Real>
 constexpr Real kEpsilon = std::numeric_limits<Real>::epsilon();
@@ -57,26 +51,24 @@ constexpr Real kLargest = std::numeric_limits<Real>::max();
 template <class Real>
 constexpr Real kNan = std::numeric_limits<Real>::quiet_NaN();
 
-// Below about this distance squares round to 0, or to numbers of few bits: slack for that.
+// Squares of smaller distances round to 0, or to numbers of few bits: slack for that.
 template <class Real>
 constexpr Real kLeastDistance = static_cast<Real>(sizeof(Real) == 4 ? 1.5e-22 : 9e-162);
 
 template <class T>
-POINTPROJ_EVERYWHERE T lesser(T a, T b) {
-  return b < a ? b : a;
-}
+POINTPROJ_EVERYWHERE T lesser(T a, T b) { return b < a ? b : a; }
 
 template <class T>
-POINTPROJ_EVERYWHERE T greater(T a, T b) {
-  return b > a ? b : a;
+POINTPROJ_EVERYWHERE T greater(T a, T b) { return b > a ? b : a; }
+
+POINTPROJ_EVERYWHERE int if_at_most(int64_t x, int64_t most, int then, int otherwise) {
+  return x <= most ? then : otherwise;
 }
 
 template <class Real>
-POINTPROJ_FN bool is_finite(Real x) {
-  return x - x == Real(0);
-}
+POINTPROJ_FN bool is_finite(Real x) { return x - x == Real(0); }
 
-// For sums alone: distances that decide who is a neighbour are rounded after every operation.
+// For sums only: distances that decide which points are neighbours are rounded after every operation.
 template <class Sum>
 POINTPROJ_FN Sum multiply_add(Sum a, Sum b, Sum c) {
 #if defined(__CUDACC__) || defined(__FMA__)
@@ -113,11 +105,10 @@ struct Vec3 {
 };
 
 template <class Real>
-POINTPROJ_FN bool is_finite(const Vec3<Real>& p) {
-  return is_finite(p[0]) && is_finite(p[1]) && is_finite(p[2]);
-}
+POINTPROJ_FN bool is_finite(const Vec3<Real>& p) { return is_finite(p[0]) && is_finite(p[1]) && is_finite(p[2]); }
 
-// Rounded in the order of pointproj.ops.specification.reference.squared_distances, in a dtype at least as wide as the positions'.
+// Rounded in the order of pointproj.ops.specification.reference.squared_distances, in a dtype at least as wide as that
+// of the positions.
 template <class Sum, class Real>
 POINTPROJ_FN Sum squared_distance(const Vec3<Real>& p, const Vec3<Real>& q) {
   const Sum dx = p[0] - q[0], dy = p[1] - q[1], dz = p[2] - q[2];
@@ -125,7 +116,7 @@ POINTPROJ_FN Sum squared_distance(const Vec3<Real>& p, const Vec3<Real>& q) {
 }
 
 // The largest x with sqrt(x) <= radius, rounded as the reference does; spares every pair a root. Nothing is within a
-// radius that is negative or no number.
+// radius that is negative or NaN.
 template <class Real>
 POINTPROJ_EVERYWHERE Real largest_square_within(Real radius) {
   if (!(radius >= Real(0))) return Real(-1);

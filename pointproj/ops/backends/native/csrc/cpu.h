@@ -10,7 +10,7 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-constexpr int64_t kPointsAtOnce = 1 << 18;  // fewer are not worth the wait for a second thread, which may be busy
+constexpr int64_t kPointsAtOnce = 1 << 18;  // for fewer, one thread is faster than waiting for a second
 constexpr int64_t kPartsAtOnce = 64;
 constexpr int64_t kSearchesAtOnce = 64;
 
@@ -22,7 +22,7 @@ struct Cores {
     *to += value;
     return before;
   }
-  void raise(int* to, int value) const {
+  void fetch_max(int* to, int value) const {
     int seen = __atomic_load_n(to, __ATOMIC_RELAXED);
     while (seen < value && !__atomic_compare_exchange_n(to, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
@@ -45,7 +45,7 @@ struct Cores {
   void count(int rows, int* occupancy, int* place, SlotOf slot_of, int limit, Crossing crossing) const {
     each(rows, [&](int row) {
       const Slot slot = slot_of(row);
-      place[2 * static_cast<int64_t>(row)] = slot.counted ? slot.at : ~slot.at;
+      place[2 * static_cast<int64_t>(row)] = slot.needs_rank ? slot.at : ~slot.at;
     });
     for (int64_t row = 0; row < rows; ++row) {
       const int slot = place[2 * row];

@@ -19,15 +19,15 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kBuildThreads = 512, kBuildWarps = kBuildThreads / 32;
 
-// All threads of one cooperative launch. Loops are shared out; a barrier comes before a loop that needs results of
-// another.
+// All threads of one cooperative launch. Loops are divided among them. A barrier comes before a loop that needs results
+// of another.
 struct AllThreads {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
   Shared<32, float>* shared;
 
   POINTPROJ_FN void barrier() const { all.sync(); }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
-  POINTPROJ_FN void raise(int* to, int value) const { atomicMax(to, value); }
+  POINTPROJ_FN void fetch_max(int* to, int value) const { atomicMax(to, value); }
   POINTPROJ_FN unsigned thread() const { return blockIdx.x * kBuildThreads + threadIdx.x; }
   POINTPROJ_FN unsigned threads() const { return gridDim.x * kBuildThreads; }
 
@@ -42,13 +42,13 @@ struct AllThreads {
       body(lanes, static_cast<int>(i));
     }
   }
-  // Ranks in the order of arrival. Threads of a warp that meet in a slot count together: a dense cluster is one
-  // address for millions.
+  // Ranks in the order in which threads come. Threads of a warp that share a slot count together: a dense cluster is
+  // one address for millions of points.
   template <class SlotOf, class Crossing>
   POINTPROJ_FN void count(int rows, int* occupancy, int* place, SlotOf slot_of, int limit, Crossing crossing) const {
     for (unsigned row = thread(); row < static_cast<unsigned>(rows); row += threads()) {
       const Slot slot = slot_of(static_cast<int>(row));
-      if (slot.counted) {
+      if (slot.needs_rank) {
         const unsigned same = __match_any_sync(__activemask(), slot.at);
         const int leader = __ffs(same) - 1, lane = threadIdx.x & 31, size = __popc(same);
         int first = 0;
@@ -63,7 +63,7 @@ struct AllThreads {
       }
     }
   }
-  // Of the numbers below size those that pass the test; all threads get the answer, and none before all have come here.
+  // How many numbers below size pass the test. It has a barrier, and all threads get the result.
   template <class Test>
   POINTPROJ_FN int count_if(int size, int* partial, Test test) const {
     __shared__ int sums[kBuildWarps];
@@ -76,8 +76,8 @@ struct AllThreads {
     for (unsigned i = threadIdx.x; i < gridDim.x; i += kBuildThreads) all_found += partial[i];
     return block_sum(all_found, sums);
   }
-  // store(i, sum of the first i + 1): each block sums up its own part, then starts with what those before it have.
-  // Inside of one launch: a scan of a library would be three more.
+  // Calls store(i, sum of the first i + 1). Each block sums up its part, then begins with the sum of the parts before.
+  // It needs no launch of its own: a library's scan would be three.
   template <class Store>
   POINTPROJ_FN void scan(const int* in, int size, int* partial, Store store) const {
     __shared__ int sums[kBuildWarps];
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task
   task(machine);
 }
 
-// Few lanes a point make few warps, some with much to do: small blocks balance them, and all are there at once.
+// Where points have few lanes, warps are few and some have much more to do. Small blocks balance that, all at once.
 template <class Task>
 constexpr int blocks_at_once() {
   if constexpr (Task::kLanes == 1) {
@@ -139,7 +139,7 @@ constexpr int kThreads = Task::kLanes == 1 ? 128 : Task::kLanes < 32 ? 64 : 256;
 template <class Task>
 constexpr int kItems = kThreads<Task> / Task::kLanes;  // of a block
 
-// Lanes without an item of their own repeat the last one: all of a warp go on together.
+// Lanes without an item repeat the last one, so that all lanes of a warp take the same way.
 template <class Task>
 __global__ void __launch_bounds__(kThreads<Task>, blocks_at_once<Task>()) each_kernel(const Task task, int64_t items) {
   constexpr int kLanes = Task::kLanes;
@@ -193,7 +193,7 @@ struct Device {
   }
 
  private:
-  // Blocks that it can hold at once, which is what a cooperative launch may ask for.
+  // Blocks that the device holds at once: a cooperative launch may have no more.
   template <class Task>
   int most_build_blocks() const {
     static int known[kMostDevices] = {};

@@ -1,14 +1,12 @@
 // Farthest-point sampling: a cloud for each block of a GPU, or each core of a CPU.
 #include "farthest_points.h"
-
 #include "torch.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
-
 namespace {
 
 template <class Real>
-void run(const Device& device, const FarthestPoints<Real>& task, int clouds) {
+void launch(const Device& device, const FarthestPoints<Real>& task, int clouds) {
 #if defined(__CUDACC__)
   farthest_points_kernel<Real><<<clouds, 32 * kTeamWarps, 0, device.stream>>>(task);
   check(cudaGetLastError());
@@ -22,10 +20,19 @@ void run(const Device& device, const FarthestPoints<Real>& task, int clouds) {
 #endif
 }
 
+struct Arguments {
+  Tensor points;
+  OptionalTensor offsets;
+  int64_t clouds;
+  Tensor starts;
+  int64_t steps;
+  POINTPROJ_FIELDS(points, offsets, clouds, starts, steps)
+};
+
 // Rows (clouds, steps) of packed points (N, 3).
-Tensor farthest_points(const Tensor& points, const OptionalTensor& offsets, int64_t clouds, const Tensor& starts,
-                       int64_t steps) {
-  const Cloud cloud("points", points, offsets, clouds);
+Tensor farthest_points(const Arguments& given) {
+  const auto& [points, offsets, clouds, starts, steps] = given;
+  const PointSet set("points", points, offsets, clouds);
   const int64_t size = points.size(0);
   check_like("starts", starts, {clouds}, ScalarType::Long, points);
   POINTPROJ_CHECK(steps >= 0 && steps <= kLargestInt, "steps must not be negative; got ", steps);
@@ -40,24 +47,20 @@ Tensor farthest_points(const Tensor& points, const OptionalTensor& offsets, int6
     const Real* const positions = data<const Real>(points);
     const SortedPoints<Real> by_place{data<Real>(sorted), size + kReadAhead};
     device.each(
-        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), cloud.batch,
+        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), set.batch,
                            data<int64_t>(places)},
         size);
     const Tensor order = call("aten::argsort", "", places, /*dim=*/int64_t(0), /*descending=*/false);
-    device.each(PutInOrder<Real>{positions, data<const int64_t>(order), by_place}, size);
-    run(device,
-        FarthestPoints<Real>{positions, by_place, data<Real>(nearest), cloud.batch, data<const int64_t>(starts),
+    device.each(ReorderPoints<Real>{positions, data<const int64_t>(order), by_place}, size);
+    launch(device,
+        FarthestPoints<Real>{positions, by_place, data<Real>(nearest), set.batch, data<const int64_t>(starts),
                              data<int64_t>(rows), static_cast<int>(steps)},
         static_cast<int>(clouds));
   });
   return rows;
 }
 
-const Operators registered(
-    __FILE__, {{"native_farthest_points",
-                "(Tensor points, Tensor? offsets, SymInt clouds, Tensor starts, SymInt steps) -> Tensor",
-                TORCH_BOX(&farthest_points)}});
+const Operators registered(__FILE__, {operator_of<farthest_points>("native_farthest_points")});
 
 }  // namespace
-
 }  // namespace pointproj::POINTPROJ_DEVICE

@@ -1,8 +1,8 @@
 // Farthest-point sampling (Eldar et al., The farthest point strategy for progressive image sampling, 1997): the next
 // point is always the one farthest from all that were chosen before.
 //
-// Points come sorted along a curve, in buckets of neighbours. A point that was just chosen changes the distances near
-// it alone: a bucket is left out if its box is farther off than each of its points is from the points chosen before.
+// Points are sorted along a curve, in buckets of neighbours. A chosen point changes the distances of points near it
+// only: a bucket is skipped if its box is farther from that point than all its points are from those chosen before.
 // Boxes and points are measured with the same operations in the same order, so nothing is lost to rounding.
 #pragma once
 
@@ -70,7 +70,7 @@ struct PlaceOnCurve {
   }
 };
 
-// The points of one cloud after another; `Team` is what works on a cloud: a GPU's block, or a thread of a CPU.
+// Chooses points of one cloud. A `Team` works on it: a block of a GPU, or a thread of a CPU.
 template <class Real>
 struct FarthestPoints {
   const Real* points;  // (N, 3)
@@ -88,7 +88,7 @@ struct FarthestPoints {
     int64_t* const result = rows + static_cast<int64_t>(cloud) * steps;
     for (int i = team.thread(); begin == end && i < steps; i += team.threads()) result[i] = -1;
     if (begin == end) return;
-    auto buckets = team.template buckets<Real>((end - begin - 1) / size + 1);
+    auto buckets = team.buckets((end - begin - 1) / size + 1);
     team.each_bucket(buckets, [&](Bucket<Real>& bucket, int first) {
       const int number = begin + first * size;
       make_box(lanes, bucket, number, lesser(number + size, end));
@@ -116,7 +116,7 @@ struct FarthestPoints {
 
   template <class Lanes>
   POINTPROJ_FN void make_box(Lanes& lanes, Bucket<Real>& bucket, int begin, int end) const {
-    Vec3<Real> low, high;  // the latter with the other sign
+    Vec3<Real> low, high;  // high with the other sign
     for (int axis = 0; axis < 3; ++axis) low[axis] = high[axis] = kInfinity<Real>;
     for (int i = begin + lanes.lane(); i < end; i += Lanes::width) {
       const Vec3<Real> position = sorted.load(i).position;
@@ -171,14 +171,13 @@ POINTPROJ_FN Farthest<Real> farthest_of_warp(Farthest<Real> own) {
   }
 }
 
-// A block. Each thread keeps the boxes of some buckets; the points of a bucket are shared out to the threads of a warp.
+// A block. Each thread has the boxes of some buckets in registers; a warp updates the points of a bucket together.
 template <class Real>
 struct BlockTeam {
   static constexpr int kOwn = sizeof(Real) == 4 ? 4 : 2;  // buckets of a thread
 
   WarpLanes<32> lanes;
-  Farthest<Real> (*of_warps)[kTeamWarps];  // [2]: in turns, so that one barrier a step is enough
-  template <class>
+  Farthest<Real> (*of_warps)[kTeamWarps];  // [2]: steps alternate, so that one barrier a step is enough
   struct Buckets {
     Bucket<Real> own[kOwn];
     int count;
@@ -190,13 +189,12 @@ struct BlockTeam {
     constexpr int kMost = kOwn * 32 * kTeamWarps * kLeastBucket;
     return points <= kMost ? kLeastBucket : (points - 1) / kMost * kLeastBucket + kLeastBucket;
   }
-  template <class Number>
-  POINTPROJ_FN Buckets<Number> buckets(int count) const {
-    Buckets<Number> made;
+  POINTPROJ_FN Buckets buckets(int count) const {
+    Buckets made;
     made.count = count;
     return made;
   }
-  // Those side by side belong to different warps, since they are often to be updated together.
+  // Adjacent buckets belong to different warps, since they are often updated in the same step.
   POINTPROJ_FN int number(int own, int lane) const {
     return (own * 32 + lane) * kTeamWarps + static_cast<int>(threadIdx.x) / 32;
   }
@@ -249,10 +247,7 @@ struct ThreadTeam {
   int thread() const { return 0; }
   int threads() const { return 1; }
   int bucket_size(int) const { return kLeastBucket; }
-  template <class Number>
-  std::vector<Bucket<Number>> buckets(int count) const {
-    return std::vector<Bucket<Number>>(static_cast<size_t>(count));
-  }
+  std::vector<Bucket<Real>> buckets(int count) const { return std::vector<Bucket<Real>>(static_cast<size_t>(count)); }
   template <class Made, class Body>
   void each_bucket(Made& buckets, Body body) {
     for (size_t i = 0; i < buckets.size(); ++i) body(buckets[i], static_cast<int>(i));

@@ -1,8 +1,8 @@
 // Gradients of an aggregation; formulas in pointproj/ops/specification/gradients.py.
 //
-// Each group of lanes owns one point and writes its own rows only: gradients of features and reference points are
-// gathered over the queries that they are neighbours of. Where any order will do, a GPU adds those of kNN up by
-// atomics instead, as it goes through the neighbours of the queries.
+// Each group of lanes owns one point and writes the rows of that point only: gradients of features and reference points
+// are gathered over the queries whose neighbours they are. For kNN outside of deterministic mode, a GPU adds them by
+// atomics instead, while it goes through the neighbours of the queries.
 #pragma once
 
 #include "scan.h"
@@ -10,14 +10,14 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// Multiples of a point's own row, to rows of others.
+// Adds multiples of a point's row to the rows of its neighbours.
 template <class Sum, class Lanes>
-struct AddedRows {
+struct AtomicRows {
   Lanes& lanes;
   const Sum* row;
   Matrix<Sum> to;
 
-  // All lanes of a GPU's warp work on one point after another: atomics side by side count as one.
+  // All lanes of a warp work on one point after another: a GPU joins atomics on adjacent addresses.
   POINTPROJ_FN void add(const Neighbor<Sum>* list, int size) {
     lanes.each_point([&](auto of_point, int lane, int width) {
       const Sum* const from = of_point(row);
@@ -32,9 +32,8 @@ struct AddedRows {
   POINTPROJ_FN void finish(Sum) const {}
 };
 
-// Gradients of one set of points, the own ones, as far as they are wanted: of the positions, with those of the queries
-// that of sigma, and of the features. Queries add that of their neighbours' features, and of the positions if there is
-// room for it, by atomics.
+// Gradients of the own points: of their positions, of the features, or both. With the positions of queries comes sigma;
+// for queries the features are those of their neighbours, by atomics, and so are d_others, the neighbours' positions.
 template <class Neighbors, bool of_queries, bool of_points, bool of_features>
 struct Gradient {
   using Real = typename Neighbors::Real;
@@ -46,7 +45,7 @@ struct Gradient {
   Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
   Matrix<const Sum> aggregated;                // (Q, channels)
   Weights<const Sum> weights;
-  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written with the queries' gradient
+  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written by the gradient of queries
   Real* d_points;          // (own points, 3)
   Sum* sigma_rows;         // (Q,)
   Matrix<Sum> d_features;  // (N, channels)
@@ -61,26 +60,27 @@ struct Gradient {
     const typename Lanes::template RowProducts<Sum, kVector> products(own_values[at], other_values, aggregated.columns);
     const bool is_mean = of_queries && of_points && weighting.divides();
     const Sum own_mean = is_mean ? products.with(aggregated[point.row]) : Sum(0);
-    const Sum base = is_mean ? weights.anchor(at) : Sum(0);
-    Sum of_sigma = 0, along[3] = {0, 0, 0};
+    const Sum base = is_mean ? weights.base(at) : Sum(0);
+    Sum unscaled = 0, along[3] = {0, 0, 0};
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const Sum product = of_points ? products.with_neighbor(neighbors, first, size) : Sum(0);
         if (!(first + lanes.lane() < size)) continue;
         Neighbor<Sum>& neighbor = neighbors[first + lanes.lane()];
         const int other = neighbor.at;
-        const Sum far = sqrt(neighbor.value), weight = weights.of(of_queries ? at : other, far, weighting);
+        const Sum distance = sqrt(neighbor.value), weight = weights.of(of_queries ? at : other, distance, weighting);
         neighbor.value = weight;
         const Sum* const features = of_queries ? other_values[other] : own_values[at];
-        if (!of_points || !weighting.counts(features, aggregated.columns)) continue;
+        if (!of_points || !weighting.has_weight(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - (of_queries ? own_mean : means[other]));
-        if (of_queries) of_sigma += grad_logit * weighting.sigma_term(far, base);
-        if (!(far > Sum(0))) continue;
+        if (of_queries) unscaled += grad_logit * weighting.unscaled_by_sigma(distance, base);
+        if (!(distance > Sum(0))) continue;
         const Vec3<Real> there = problem.other(other);
         for (int axis = 0; axis < 3; ++axis) {
-          const Sum step = grad_logit * weighting.fall(far) / far * Sum(point.position[axis] - there[axis]);
+          const Sum step =
+              grad_logit * weighting.decay(distance) / distance * Sum(point.position[axis] - there[axis]);
           along[axis] += step;
-          if constexpr (of_queries && Neighbors::kMayAdd) {
+          if constexpr (of_queries && Neighbors::kMayUseAtomics) {
             if (d_others && lanes.has_item) lanes.add(d_others + 3 * int64_t(other) + axis, static_cast<Real>(step));
           }
         }
@@ -90,13 +90,13 @@ struct Gradient {
     });
     if constexpr (of_features) rows.finish(Sum(1));
     if constexpr (!of_points) return;
-    if (of_queries) of_sigma = lanes.sum(of_sigma);
+    if (of_queries) unscaled = lanes.sum(unscaled);
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
     if (lanes.lane() != 0) return;
     for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
     if (!of_queries) return;
     means[at] = own_mean;
-    sigma_rows[at] = weighting.of_sigma(of_sigma);
+    sigma_rows[at] = weighting.by_sigma(unscaled);
   }
 
   template <class Lanes>
@@ -104,18 +104,18 @@ struct Gradient {
     if constexpr (!of_features) {
       return nullptr;
     } else if constexpr (of_queries) {
-      return AddedRows<Sum, Lanes>{lanes, own_values[at], d_features};
+      return AtomicRows<Sum, Lanes>{lanes, own_values[at], d_features};
     } else {
       return typename Lanes::template RowSum<Sum, kVector>(other_values, chunk, d_features, row);
     }
   }
 };
 
-// Sorts pairs by the reference point that they contain.
+// Sorts pairs by their reference points.
 template <class Rows>
 struct InvertRows {
   Rows row_of;  // of each pair, negative where there is no neighbour
-  int* start;   // (references + 2,): first pair of each; then of places without a neighbour
+  int* start;   // (references + 2,): first pair of each reference point; then of the pairs without one
   int* pairs;   // (pairs,)
   CountingSort sort;
 

@@ -1,19 +1,20 @@
-// The hash grid: cells for a known radius, in a table of fixed size around which they wrap again and again.
+// The hash grid: cells for a known radius, in a table of fixed size. It repeats, so cells far apart share a slot.
 //
-// Cells are equally wide wherever the points are, so no bounding box is needed and one level does for every density.
-// Cells that share a slot only cost a few distance tests in vain. Along x the table is contiguous: a row of cells is
-// one run of points, or two where it wraps.
+// All cells have one width, so no bounding box is needed, and one level serves every density. A shared slot costs a few
+// needless distance tests. Along x the table is contiguous: a row of cells is one run of points, or two at the end of
+// the table.
 #pragma once
 
 #include "scan.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// Slots for each point: more spare tests of points in other cells, until clearing and summing them up takes longer.
-POINTPROJ_EVERYWHERE int slots_per_point(int64_t rows) { return rows <= 1 << 22 ? 4 : 2; }
+// Slots for each point: with more, fewer points of other cells are tested, but clearing and scanning take longer.
+template <class Number>
+POINTPROJ_EVERYWHERE Number slots_per_point(const Number& rows) { return if_at_most(rows, 1 << 22, 4, 2); }
 template <class Real>
 constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;  // edge of cells; the narrowest is kLeastDistance
-constexpr double kFarthest = 1 << 28;  // cells from the origin; what is beyond counts as there
+constexpr double kFarthest = 1 << 28;  // cells from the origin; points beyond are placed there
 
 POINTPROJ_FN int floor_log2(unsigned x) {
 #if defined(__CUDACC__)
@@ -24,7 +25,7 @@ POINTPROJ_FN int floor_log2(unsigned x) {
 }
 
 // The lowest 16 bits, with a 0 before each.
-POINTPROJ_FN unsigned spread_bits(unsigned x) {
+POINTPROJ_FN unsigned interleaved(unsigned x) {
   x = (x | (x << 8)) & 0x00ff00ffu;
   x = (x | (x << 4)) & 0x0f0f0f0fu;
   x = (x | (x << 2)) & 0x33333333u;
@@ -38,9 +39,9 @@ struct HashTable {
 
   POINTPROJ_FN int size(int axis) const { return 1 << bits[axis]; }
   // First slot of a row of cells. Rows are along a Z-curve, of which y takes the lower bits: what is near in space is
-  // near in the table too, so that points and features are still in the cache when the next row wants them.
+  // near in the table too, so that points and features are still in the cache when the next row reads them.
   POINTPROJ_FN int row(int y, int z) const {
-    const unsigned row = spread_bits(y & (size(1) - 1)) | (spread_bits(z & (size(2) - 1)) << 1);
+    const unsigned row = interleaved(y & (size(1) - 1)) | (interleaved(z & (size(2) - 1)) << 1);
     return base + static_cast<int>(row << bits[0]);
   }
   // Slot in a row. Cells around the origin, where clouds mostly are, do not wrap.
@@ -54,10 +55,11 @@ struct HashGrid {
   SortedPoints<Real> points;
   Batch batch;
 
-  POINTPROJ_EVERYWHERE static int64_t slots_of(int64_t rows, int64_t clouds) {
+  template <class Number>
+  POINTPROJ_EVERYWHERE static Number slots_of(const Number& rows, const Number& clouds) {
     return slots_per_point(rows) * rows + clouds;
   }
-  POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of(batch.rows, batch.clouds)); }
+  POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of<int64_t>(batch.rows, batch.clouds)); }
   POINTPROJ_FN HashTable table_of(int cloud) const {
     const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
     const int per_point = slots_per_point(batch.rows), bits = floor_log2(greater(per_point * size, 1));
@@ -74,19 +76,19 @@ struct HashGrid {
   }
 };
 
-// Where a GPU chooses how wide cells are: as the radius if a point has few neighbours, else half as wide, which spares
+// A GPU takes cells as wide as the radius if points have fewer neighbours than this, else half as wide, which spares
 // tests of points. W2's operator at r = 0.1 and 0.2: 56 and 122 us with wide cells, 67 and 109 with narrow ones.
 constexpr int kFewNeighbors = 16;
 constexpr int kSampledPoints = 512, kSampledPairs = kSampledPoints * 256;  // points of one set, pairs with the other
 
-// Sorts one set of points, or two at once: what is counted and scanned of them is one behind the other.
-// One launch instead of two saves 10 us of 63 of the operator of W2.
+// Sorts one set of points, or two at once, the slots of one behind those of the other: one launch instead of two saves
+// 10 of 63 us of W2's operator.
 template <class Real>
 struct BuildHashGrids {
   struct Side {
     const Real* positions;
     HashGrid<Real> grid;
-    int cells;  // along the radius; 0 if that is to be found out
+    int cells;  // along the radius; 0 if a sample decides
   };
   Side sides[2];
   int count;            // of the sides
@@ -99,16 +101,15 @@ struct BuildHashGrids {
     return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
   }
 
-  // Whether the two points of a pair are within the radius. Rows are spread over each set, and differ: the sets may be
-  // the same.
+  // Whether two sampled points, one of each set, are within the radius. Their rows differ: the sets may be the same.
   POINTPROJ_FN bool is_near(int pair) const {
     const Batch &first = sides[0].grid.batch, &second = sides[1].grid.batch;
     if (first.rows == 0 || second.rows == 0) return false;
-    const auto spread = [](unsigned i, int rows) {
+    const auto sampled = [](unsigned i, int rows) {
       return static_cast<int>((static_cast<uint64_t>(i * 2654435769u) * static_cast<unsigned>(rows)) >> 32);
     };
-    const int a = spread(pair % kSampledPoints, first.rows);
-    const int b = spread(kSampledPoints + pair / kSampledPoints, second.rows);
+    const int a = sampled(pair % kSampledPoints, first.rows);
+    const int b = sampled(kSampledPoints + pair / kSampledPoints, second.rows);
     const Vec3<Real> p = load_position(sides[0].positions, a), q = load_position(sides[1].positions, b);
     return squared_distance<Real>(p, q) <= radius * radius && first.cloud_of(a) == second.cloud_of(b);
   }

@@ -1,4 +1,4 @@
-// Tables of an index, as one tensor (words,) of 32-bit words: the sorted points, then some numbers like their
+// The table of an index, a tensor (words,) of 32-bit words: the sorted points, then numbers in the dtype of their
 // coordinates, then integers.
 #pragma once
 
@@ -9,17 +9,35 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
+template <class Number>
 struct TableSizes {
-  int64_t points;  // with what is read ahead
-  int64_t reals, ints;
-  int64_t words_per_real;
+  Number points;  // with what is read ahead
+  Number reals, ints, words_per_real;
 
-  TableSizes(const Tensor& points, int64_t reals, int64_t ints)
-      : points(points.size(0) + (kOnGpu ? 0 : kReadAhead)), reals(reals), ints(ints),
-        words_per_real(static_cast<int64_t>(points.element_size()) / 4) {}
   // Several tables may lie one behind the other: each begins at a multiple of 16 bytes.
-  int64_t words() const { return ((4 * points + reals) * words_per_real + ints + 3) / 4 * 4; }
+  Number words() const { return ((4 * points + reals) * words_per_real + ints + 3) / 4 * 4; }
 };
+
+template <class Number>
+struct IndexSizes {
+  Number rows, clouds, words_per_real;
+  bool on_gpu;
+
+  TableSizes<Number> cell_list() const { return table(cells().reals(), cells().ints()); }
+  TableSizes<Number> hash_grid() const { return table(1, HashGrid<float>::slots_of(rows, clouds) + 2); }
+  CellListSizes<Number> cells() const { return {rows, clouds, density()}; }
+
+ private:
+  // Fine cells spare distances; for many points on a GPU, it is the tables that take time.
+  Number density() const { return on_gpu ? if_at_most(rows, 1 << 18, 4, 1) : Number(2); }
+  TableSizes<Number> table(const Number& reals, const Number& ints) const {
+    return {rows + (on_gpu ? 0 : kReadAhead), reals, ints, words_per_real};
+  }
+};
+
+inline IndexSizes<int64_t> sizes_of(const PointSet& set) {
+  return {set.batch.rows, set.batch.clouds, static_cast<int64_t>(set.points.element_size()) / 4, kOnGpu};
+}
 
 template <class Real>
 struct Table {
@@ -27,39 +45,27 @@ struct Table {
   Real* reals;
   int* ints;
 
-  Table(int* words, const TableSizes& sizes)
+  Table(int* words, const TableSizes<int64_t>& sizes)
       : points{reinterpret_cast<Real*>(words), sizes.points}, reals(points.data + 4 * sizes.points),
         ints(reinterpret_cast<int*>(reals + sizes.reals)) {}
 };
 
-inline CellListSizes cell_list_sizes(const Cloud& cloud) {
-  const int64_t rows = cloud.batch.rows;
-  // Fine cells spare distances; for many points on a GPU the tables themselves are what takes time.
-  return {rows, cloud.batch.clouds, !kOnGpu ? 2 : rows <= 1 << 18 ? 4 : 1};
-}
-inline TableSizes sizes_of_cell_list(const Cloud& cloud) {
-  const CellListSizes sizes = cell_list_sizes(cloud);
-  return {cloud.points, sizes.reals(), sizes.numbers()};
-}
-inline TableSizes sizes_of_hash_grid(const Cloud& cloud) {
-  return {cloud.points, 1, HashGrid<float>::slots_of(cloud.batch.rows, cloud.batch.clouds) + 2};
-}
-
 template <class Real>
-CellList<Real> view_cell_list(int* words, const Cloud& cloud) {
-  const Table<Real> table(words, sizes_of_cell_list(cloud));
-  return {cell_list_sizes(cloud), table.reals, table.ints, table.points};
+CellList<Real> view_cell_list(int* words, const PointSet& set) {
+  const Table<Real> table(words, sizes_of(set).cell_list());
+  return {sizes_of(set).cells(), table.reals, table.ints, table.points};
 }
 template <class Real>
-HashGrid<Real> view_hash_grid(int* words, const Cloud& cloud) {
-  const Table<Real> table(words, sizes_of_hash_grid(cloud));
-  return {table.reals, table.ints, table.points, cloud.batch};
+HashGrid<Real> view_hash_grid(int* words, const PointSet& set) {
+  const Table<Real> table(words, sizes_of(set).hash_grid());
+  return {table.reals, table.ints, table.points, set.batch};
 }
 
-// What is only read.
+// The words of a table that is only read.
 inline int* words_of(const Tensor& table) { return const_cast<int*>(data<const int>(table)); }
 
-// A table that came in, where a GPU can read 16 bytes at a time: hooks of autograd may have brought it back elsewhere.
+// A table that a call was given, at an address from which a GPU reads 16 bytes at a time: hooks of autograd may have
+// copied it to another.
 inline Tensor checked_table(const char* name, const Tensor& table, int64_t words, const Tensor& points) {
   check_like(name, table, {words}, ScalarType::Int, points);
   return reinterpret_cast<uintptr_t>(table.const_data_ptr()) % 16 == 0 ? table : torch::stable::clone(table);
@@ -87,14 +93,15 @@ struct InvertedRows {
   }
 };
 
-Tensor make_cell_list(const Cloud& cloud, const Device& device);
-// Of one set of points, or of two in one launch, one table behind the other. Points of a cell are in the order of their
-// rows on a CPU, and where that is asked for; else in that of their arrival.
-Tensor make_hash_grids(const std::vector<Cloud>& clouds, const Device& device, const LargestRadius& radius,
-                       bool in_fixed_order);
+Tensor make_cell_list(const PointSet& set, const Device& device);
+// Grids of one set of points, or of two in one launch, one table behind the other. On a CPU, and if `deterministic`,
+// points of a cell are in the order of their rows; else in the order in which a GPU's threads come.
+Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, const LargestRadius& radius,
+                       bool deterministic);
 
-// Rows of the k nearest (Q, k), and their distances if they are wanted.
-void search(const Clouds& clouds, const OptionalTensor& cell_list, const Tensor& rows, const OptionalTensor& distances);
-void check_k(const Clouds& clouds, int64_t k);
+// Writes rows of the k nearest (Q, k), and their distances if there is a tensor for them.
+void search(const PointSets& sets, const OptionalTensor& cell_list, const Tensor& rows,
+            const OptionalTensor& distances);
+void check_k(const PointSets& sets, int64_t k);
 
 }  // namespace pointproj::POINTPROJ_DEVICE

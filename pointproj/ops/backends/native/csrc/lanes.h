@@ -1,7 +1,7 @@
-// One thread that works on a point alone: all of a CPU's, and a GPU's where there are points enough.
+// One thread for each point: on a CPU always, on a GPU where there are many points.
 //
-// Lanes hand a visitor the points of a run: meet(lanes, at, point, squared distance, exists), one a lane, and after
-// some of them pause(lanes). What is farther than limit() may be left out.
+// visit() shows a visitor the points of a run: process(lanes, at, point, squared distance, exists) with one point in
+// each lane, and flush(lanes) after at most kMostAtOnce points. Points farther than limit() may be left out.
 #pragma once
 
 #include "queue.h"
@@ -10,7 +10,7 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 struct OneLane {
   static constexpr int width = 1;
-  static constexpr int kMostAtOnce = kReadAhead;  // candidates between two pauses
+  static constexpr int kMostAtOnce = kReadAhead;  // points between two calls of flush
   static constexpr bool has_item = true;
 
   POINTPROJ_FN int lane() const { return 0; }
@@ -21,17 +21,11 @@ struct OneLane {
   POINTPROJ_FN int bits_before(unsigned) const { return 0; }
   POINTPROJ_FN void sync() const {}
   template <class T>
-  POINTPROJ_FN T take(T x, int) const {
-    return x;
-  }
+  POINTPROJ_FN T broadcast(T x, int) const { return x; }
   template <class T>
-  POINTPROJ_FN T minimum(T x) const {
-    return x;
-  }
+  POINTPROJ_FN T minimum(T x) const { return x; }
   template <class T>
-  POINTPROJ_FN T sum(T x) const {
-    return x;
-  }
+  POINTPROJ_FN T sum(T x) const { return x; }
 
 #if defined(__CUDACC__)
   static constexpr int kBudget = 256, kPointsAsARow = 8;
@@ -51,9 +45,9 @@ struct OneLane {
     if (begin < end) next = points.load(begin);
     for (int at = begin; at < end; ++at) {
       const Point<Real> point = next;
-      if (at + 1 < end) next = points.load(at + 1);  // on its way while this one is looked at
+      if (at + 1 < end) next = points.load(at + 1);  // loaded while this one is processed
       const Real squared = squared_distance<Real>(q, point.position);
-      if (squared <= visitor.limit()) visitor.meet(*this, at, point, squared, true);
+      if (squared <= visitor.limit()) visitor.process(*this, at, point, squared, true);
     }
   }
 #else
@@ -79,25 +73,23 @@ struct OneLane {
       if (near == 0) continue;
       const int size = lesser(count - first, kReadAhead);
       int hits[kReadAhead], found = 0;
-      for (int i = 0; i < size; ++i) {  // without a branch that nobody can predict
+      for (int i = 0; i < size; ++i) {  // no branch: it could not be predicted
         hits[found] = i;
         found += squared[i] <= limit ? 1 : 0;
       }
       for (int hit = 0; hit < found; ++hit) {
         const int at = begin + first + hits[hit];
-        visitor.meet(*this, at, points.load(at), squared[hits[hit]], true);
+        visitor.process(*this, at, points.load(at), squared[hits[hit]], true);
       }
-      visitor.pause(*this);
+      visitor.flush(*this);
     }
   }
 
   alignas(16) double storage[2 * kQueueLength];
   template <class Sum>
-  Neighbor<Sum>* reserve() {
-    return reinterpret_cast<Neighbor<Sum>*>(storage);
-  }
+  Neighbor<Sum>* reserve() { return reinterpret_cast<Neighbor<Sum>*>(storage); }
 
-  // Sums up in the row of the result itself, which stays in the cache; several rows at a time.
+  // Adds to the row of the result itself, which stays in the cache, several rows at a time.
   template <class Sum, int kVector>
   struct RowSum {
     static constexpr int kAtOnce = 4;
@@ -133,7 +125,7 @@ struct OneLane {
     void finish(Sum factor) { scale(factor); }
   };
 
-  // Products of a point's own row with those of its neighbours.
+  // Products of a point's row with those of its neighbours.
   template <class Sum, int kVector>
   struct RowProducts {
     const Sum* row;

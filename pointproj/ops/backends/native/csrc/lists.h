@@ -12,7 +12,7 @@ namespace pointproj::POINTPROJ_DEVICE {
 template <class Real>
 struct Radii {
   const Real* each;  // (Q,), or null
-  Real all, square;  // the latter from largest_square_within
+  Real all, square;  // square: largest_square_within(all)
 
   POINTPROJ_FN Real of(int query) const { return each ? each[query] : all; }
   POINTPROJ_FN Real square_of(int query) const { return each ? largest_square_within(each[query]) : square; }
@@ -26,14 +26,14 @@ struct BallVisitor {
 
   POINTPROJ_FN Real limit() const { return square; }
   template <class Lanes>
-  POINTPROJ_FN void meet(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
+  POINTPROJ_FN void process(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
     const bool hit = exists && squared <= square;
     const unsigned hits = lanes.ballot(hit);
     take(found + lanes.bits_before(hits), squared, point.row, hit);
     found += lanes.bit_count(hits);
   }
   template <class Lanes>
-  POINTPROJ_FN void pause(Lanes&) const {}
+  POINTPROJ_FN void flush(Lanes&) const {}
 };
 
 // The queries in the order of their cells, and the points that they search.
@@ -44,7 +44,7 @@ struct BallQueries {
   HashGrid<Real> others;
   Radii<Real> radii;
 
-  // take(rank, squared distance, row, hit): one candidate a lane, rank counts the hits. How many there are.
+  // Calls take(rank, squared distance, row, hit) with a candidate in each lane; ranks number the hits. Their count.
   template <class Lanes, class Take>
   POINTPROJ_FN int each_within(Lanes& lanes, const Point<Real>& query, Take take) const {
     const Real radius = radii.of(query.row);
@@ -69,7 +69,7 @@ struct RadiusSearch {
 
   POINTPROJ_FN int query_at(int item) const { return queries.points.load(item).row; }
   template <class Lanes, class List>
-  POINTPROJ_FN void run(Lanes& lanes, int item, List&& list) const {
+  POINTPROJ_FN void search_into(Lanes& lanes, int item, List&& list) const {
     const Point<Real> query = queries.points.load(item);
     const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
       list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
@@ -87,7 +87,7 @@ struct CountWithin {
   static constexpr int kLanes = 32;
 
   BallQueries<Real> queries;
-  int64_t* row_splits;  // (Q + 1,): the counts, which are to be summed up
+  int64_t* row_splits;  // (Q + 1,): 0, then the counts
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
@@ -99,8 +99,8 @@ struct CountWithin {
   }
 };
 
-// The rows of each query in ascending order and their distances, where there is room for them; behind the last query's
-// what stands where there is none.
+// The rows of each query in ascending order and their distances, up to the capacity; places left over get -1 and
+// infinity.
 template <class Real>
 struct ListWithin {
   using Number = float;
@@ -112,7 +112,7 @@ struct ListWithin {
   int64_t* rows;                 // (capacity,)
   Real* distances;               // (capacity,)
   int64_t capacity;
-  int64_t* whole;  // (N,): the rows of the one query that has room for some of them only
+  int64_t* overflow;  // (N,): all rows of the one query of which only the first fit
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int at) const {
@@ -120,7 +120,7 @@ struct ListWithin {
     const Point<Real> query = queries.points.load(at);
     const int64_t begin = row_splits[query.row], end = row_splits[query.row + 1];
     if (begin == end || begin >= capacity) return;
-    int64_t* to = end <= capacity ? rows + begin : whole;
+    int64_t* to = end <= capacity ? rows + begin : overflow;
     queries.each_within(lanes, query, [&](int rank, Real, int row, bool hit) {
       if (hit) to[rank] = row;
     });
@@ -134,7 +134,7 @@ struct ListWithin {
     }
   }
 
-  // Every query has its share of the slots that are left over.
+  // Each query fills its share of the places left over.
   template <class Lanes>
   POINTPROJ_FN void fill_rest(Lanes& lanes, int at) const {
     const int64_t count = queries.batch.rows, first = row_splits[count] + static_cast<int64_t>(at) * Lanes::width;

@@ -4,11 +4,11 @@
 //   Real, Sum                                   of positions and sums
 //   weighting                                   how distances become weights (weights.h)
 //   kVector                                     values of a row that are read at a time
-//   kMayAdd                                     whether gradients are added up by atomics where any order will do
+//   kMayUseAtomics                              whether gradients come from atomics, outside of deterministic mode
 //   own(at)                                     the point that a group of lanes owns
-//   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all of them, some at a time
-//   other(at)                                   the position of a neighbour that was added by this number
-//   chunks                                      passes that it takes to sum up all channels
+//   each_neighbor(lanes, at, point, add)        add(neighbors, size) for all neighbours, some at a time
+//   other(at)                                   the position of the neighbour with this number
+//   chunks                                      passes in which all channels are added up
 #pragma once
 
 #include "queue.h"
@@ -17,34 +17,34 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// Weights are a_ij = weight(d_ij, anchor_i) / total_i; the forward keeps anchor_i and 1 / total_i apart, because their
-// logarithm would round away what is small next to anchor_i / sigma.
+// Weights are a_ij = weight(d_ij, base_i) / total_i. The forward saves base_i and 1 / total_i as two numbers: one
+// logarithm of both would round off what is small next to base_i / sigma.
 template <class T>
 struct Weights {
   using Sum = std::remove_const_t<T>;
-  T* saved;  // (Q, 2): anchor_i and 1 / total_i, in the order of the queries as they are searched
+  T* saved;  // (Q, 2): base_i and 1 / total_i, in the order in which queries are searched
 
-  POINTPROJ_FN void save(int i, Sum anchor, Sum inverse) const {
-    saved[2 * static_cast<int64_t>(i)] = anchor;
-    saved[2 * static_cast<int64_t>(i) + 1] = inverse;
+  POINTPROJ_FN void save(int i, Sum base, Sum inverse_total) const {
+    saved[2 * static_cast<int64_t>(i)] = base;
+    saved[2 * static_cast<int64_t>(i) + 1] = inverse_total;
   }
-  POINTPROJ_FN Sum anchor(int i) const { return saved[2 * static_cast<int64_t>(i)]; }
-  // Of a neighbour that is so far from query i.
+  POINTPROJ_FN Sum base(int i) const { return saved[2 * static_cast<int64_t>(i)]; }
+  // a_ij of query i and a neighbour at this distance.
   template <class AtSigma>
-  POINTPROJ_FN Sum of(int i, Sum far, const AtSigma& weighting) const {
-    return weighting.weight(far, anchor(i)) * saved[2 * static_cast<int64_t>(i) + 1];
+  POINTPROJ_FN Sum of(int i, Sum distance, const AtSigma& weighting) const {
+    return weighting.weight(distance, base(i)) * saved[2 * static_cast<int64_t>(i) + 1];
   }
 };
 
-// Of an own point the pairs that it is in: those of its row, or, for a reference point, pairs from start[at].
+// Neighbours by pairs: those of a query are its row; those of a reference point are the pairs from start[at] on.
 template <class Real_, class Weighting_>
 struct ListedNeighbors {
   using Real = Real_;
   using Weighting = Weighting_;
   using Sum = typename Weighting::Sum;
   static constexpr int kVector = 1;
-  // W1's operator with the features' gradient takes 102 us; where rows were inverted and gathered it took 37 us more.
-  static constexpr bool kMayAdd = kOnGpu;
+  // W1's operator with the gradient of the features: 102 us, 139 if rows are inverted and gathered.
+  static constexpr bool kMayUseAtomics = kOnGpu;
 
   const Real* own_points;
   const Real* other_points;
@@ -71,23 +71,23 @@ struct ListedNeighbors {
   }
 };
 
-// One set of points, and the other, which is searched; both in the order of their cells.
+// Neighbours within a radius: of the own points, among the others. Both are in the order of their cells.
 template <class Real_, class Weighting_>
 struct RadiusNeighbors {
   using Real = Real_;
   using Weighting = Weighting_;
   using Sum = typename Weighting::Sum;
   static constexpr int kVector = 16 / static_cast<int>(sizeof(Sum));
-  static constexpr bool kMayAdd = false;
+  static constexpr bool kMayUseAtomics = false;
 
   SortedPoints<Real> own_points;
   Batch own_batch;
   HashGrid<Real> others;
   Real radius;
-  Real largest_square;  // that counts as within the radius
+  Real largest_square;  // within the radius
   Weighting weighting;
   int chunks;
-  bool by_row = false;  // whether a neighbour's number is its row, not its place among the sorted points
+  bool by_row = false;  // whether the number of a neighbour is its row, not its place among the sorted points
 
   template <class Lanes, class Add>
   struct Visitor {
@@ -97,11 +97,11 @@ struct RadiusNeighbors {
     Add& add;
 
     POINTPROJ_FN Real limit() const { return problem.largest_square; }
-    POINTPROJ_FN void meet(Lanes& lanes, int at, const Point<Real>& point, Real squared, bool exists) {
+    POINTPROJ_FN void process(Lanes& lanes, int at, const Point<Real>& point, Real squared, bool exists) {
       const int number = problem.by_row ? point.row : at;
       queue.push(lanes, exists && squared <= limit(), number, squared_distance<Sum>(q, point.position));
     }
-    POINTPROJ_FN void pause(Lanes& lanes) {
+    POINTPROJ_FN void flush(Lanes& lanes) {
       if (lanes.any(queue.is_full())) queue.flush(lanes, add);
     }
   };

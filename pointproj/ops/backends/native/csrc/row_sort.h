@@ -1,7 +1,7 @@
-// Sorting: what the lanes of a warp hold, one each, and the rows of a list in memory.
+// Sorting: of numbers in the lanes of a warp, one in each, and of the rows of a list in memory.
 //
-// Comparisons follow a bitonic network in which the lesser one always goes to the front. What is beyond the end of a
-// list counts as larger than all, and so never moves: lists of any length are sorted in place.
+// Comparisons follow a bitonic network in which the lesser number always goes to the front. Places beyond the end of a
+// list never move, as if they had the largest numbers: lists of any length are sorted in place.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// exchange(mask) compares the numbers of lanes whose numbers differ by the bits of the mask. Two sorted halves of
+// exchange(mask) compares numbers of lanes whose indices differ by the bits of the mask. Two sorted halves of
 // which the second is reversed become one sorted whole.
 template <class Exchange>
 POINTPROJ_FN void merge_in_lanes(int width, Exchange exchange) {

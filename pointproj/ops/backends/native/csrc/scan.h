@@ -9,7 +9,7 @@ constexpr int kMostBuildBlocks = 2048;  // of a GPU: as many partial sums of a s
 
 struct Slot {
   int at;
-  bool counted;
+  bool needs_rank;  // else the row has a rank in this slot
 };
 
 struct CountingSort {
@@ -18,7 +18,7 @@ struct CountingSort {
   int* place;      // (rows, 2): the slot of each row, and its rank there
   int* partial;    // (most blocks,): sums of a scan
 
-  // crossing(slot) where a slot gets its `limit`-th row. A slot that is not counted keeps the rank it has.
+  // Ranks rows in their slots. Calls crossing(slot) where a slot gets its `limit`-th row.
   template <class Machine, class SlotOf, class Crossing>
   POINTPROJ_FN void count(Machine& machine, SlotOf slot_of, int limit, Crossing crossing) const {
     machine.count(rows, occupancy, place, slot_of, limit, crossing);
@@ -28,7 +28,7 @@ struct CountingSort {
   POINTPROJ_FN void count(Machine& machine, SlotOf slot_of) const {
     count(machine, slot_of, -1, [](int) {});
   }
-  // set_end(slot, rows up to and with it), then move(row, slot, rank).
+  // Calls set_end(slot, rows up to the end of it) for each slot, then move(row, slot, rank) for each row.
   template <class Machine, class SetEnd, class Move>
   POINTPROJ_FN void scatter(Machine& machine, SetEnd set_end, Move move) const {
     machine.scan(occupancy, slots, partial, set_end);
@@ -40,9 +40,9 @@ struct CountingSort {
   }
 };
 
-// Puts points where an order has them that does not depend on when threads come.
+// Stores points in a given order.
 template <class Real>
-struct PutInOrder {
+struct ReorderPoints {
   static constexpr int kLanes = 1, kBlocks = 1;
 
   const Real* positions;  // (rows, 3)

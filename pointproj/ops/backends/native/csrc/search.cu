@@ -1,15 +1,13 @@
 // The search of the k nearest: which kernels run, one after another.
 #include "search.h"
-
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
-
 namespace {
 
 constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
 
-// The search as those of its tasks have it that look into dense cells.
+// The same search for tasks that look into dense cells.
 template <class Real>
 Knn<Real, Levels::kBoth> in_both_levels(const Knn<Real, Levels::kOne>& search, const Postponed& postponed) {
   return {search.query_points, search.queries, search.cells, search.itself, search.nearest, search.heaps, postponed};
@@ -23,55 +21,73 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
   const bool many_short = k <= kShortestList && queries > kManyQueries;
   if (many_short) {
     device.each(SearchEach<Search, ShortList, true>{search}, queries);
-    // Of what was postponed, which may be much: single threads begin, and warps finish what takes them long.
+    // Many queries may be postponed: single threads begin with them, and warps take those that need a thread too long.
     const int threads = lesser(queries, kPostponedThreads);
     device.each(SearchPostponed<Real, ShortList>{in_both_levels(search, search.postponed), again, threads}, threads);
   } else {
     with_list<Real>(k, queries, [&](auto list) {
-      device.each(SearchEach<Search, typename decltype(list)::Type>{search}, queries);
+      device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
     });
   }
   const int warps = lesser(queries, kPostponedWarps);
   const auto left = in_both_levels(search, many_short ? again : search.postponed);
   with_warp_list<Real>(k, [&](auto list) {
-    device.each(SearchPostponed<Real, typename decltype(list)::Type>{left, again, warps}, warps);
+    device.each(SearchPostponed<Real, typename decltype(list)::type>{left, again, warps}, warps);
   });
 }
 
+struct KnnArguments {
+  Clouds points;
+  OptionalTensor cell_list;
+  int64_t k;
+  bool long_rows;
+  POINTPROJ_FIELDS(points, cell_list, k, long_rows)
+};
+
+Tensors<2> knn(const KnnArguments& given) {
+  const PointSets sets(given.points);
+  check_k(sets, given.k);
+  const Tensor& query_points = given.points.query_points;
+  const Tensor distances = empty({query_points.size(0), given.k}, query_points);
+  const Tensor rows = empty(distances.sizes(), given.long_rows ? ScalarType::Long : ScalarType::Int, query_points);
+  search(sets, given.cell_list, rows, distances);
+  return {distances, rows};
+}
+
+const Operators registered(__FILE__, {operator_of<knn>("native_knn")});
+
 }  // namespace
 
-void check_k(const Clouds& clouds, int64_t k) {
-  const int most = clouds.references.batch.rows;
-  POINTPROJ_CHECK(k >= 1 && (k <= most || clouds.queries.batch.rows == 0),
+void check_k(const PointSets& sets, int64_t k) {
+  const int most = sets.references.batch.rows;
+  POINTPROJ_CHECK(k >= 1 && (k <= most || sets.queries.batch.rows == 0),
                   "k must be from 1 to the number of reference points, ", most, "; got ", k);
 }
 
-void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
-  const auto& [queries, references, device] = clouds;
+void search(const PointSets& sets, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
+  const auto& [queries, references, device] = sets;
   const int64_t count = queries.batch.rows, k = rows.size(1);
   if (count == 0) return;
-  const int64_t words = sizes_of_cell_list(references).words();
+  const int64_t words = sizes_of(references).cell_list().words();
   const Tensor table =
       given ? checked_table("cell_list", *given, words, references.points) : make_cell_list(references, device);
   const bool in_memory = k > kLongestList, postpones = kOnGpu && !in_memory;
   const bool is_long = rows.scalar_type() == ScalarType::Long;
-  // Heaps lie where the results go, if these are of their dtype.
+  // Heaps are made in the results, where these have their dtype.
   const Tensor heap = distances ? *distances : empty({in_memory ? count : 0, k}, queries.points);
   const Tensor heap_rows = is_long ? empty_ints({in_memory ? count : 0, k}, rows) : rows;
-  // Queries that the first kernel postpones, and the second; how many these are.
+  // Queries that the first kernel postpones, then those that the second does; then the count of each.
   const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
   int* const first = data<int>(postponed);
   int *const again = first + count, *const counts = again + count;
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
     const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
-                                         queries.batch,
-                                         view_cell_list<Real>(words_of(table), references),
-                                         clouds.itself(),
+                                         queries.batch, view_cell_list<Real>(words_of(table), references),
+                                         sets.itself(),
                                          {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
                                           is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances)},
-                                         {data<Real>(heap), data<int>(heap_rows)},
-                                         {first, counts}};
+                                         {data<Real>(heap), data<int>(heap_rows)}, {first, counts}};
     const auto in_full = in_both_levels(search, {});
     if (in_memory) return device.each(SearchEach<Knn<Real, Levels::kBoth>, Heap<Real>>{in_full}, count);
     if constexpr (kOnGpu) {
@@ -84,22 +100,5 @@ void search(const Clouds& clouds, const OptionalTensor& given, const Tensor& row
     }
   });
 }
-
-namespace {
-
-std::tuple<Tensor, Tensor> knn(POINTPROJ_POINTS, const OptionalTensor& cell_list, int64_t k, bool long_rows) {
-  const Clouds clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all);
-  check_k(clouds, k);
-  const Tensor distances = empty({query_points.size(0), k}, query_points);
-  const Tensor rows = empty(distances.sizes(), long_rows ? ScalarType::Long : ScalarType::Int, query_points);
-  search(clouds, cell_list, rows, distances);
-  return {distances, rows};
-}
-
-const Operators registered(
-    __FILE__, {{"native_knn", "(" + kPoints + "Tensor? cell_list, SymInt k, bool long_rows) -> (Tensor, Tensor)",
-                TORCH_BOX(&knn)}});
-
-}  // namespace
 
 }  // namespace pointproj::POINTPROJ_DEVICE

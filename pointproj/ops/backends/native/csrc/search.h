@@ -1,4 +1,4 @@
-// The k nearest reference points: a thread or a warp a query.
+// The k nearest reference points: a thread or a warp for each query.
 #pragma once
 
 #include "top_k.h"
@@ -14,14 +14,14 @@ struct NearestVisitor {
   POINTPROJ_FN Real limit() const { return list.limit(); }
   POINTPROJ_FN int wanted() const { return lesser(k, kLongestList); }
   template <class Lanes>
-  POINTPROJ_FN void meet(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
+  POINTPROJ_FN void process(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
     list.insert(lanes, squared, point.row, exists && squared < kInfinity<Real>);
   }
   template <class Lanes>
-  POINTPROJ_FN void pause(Lanes&) const {}
+  POINTPROJ_FN void flush(Lanes&) const {}
 };
 
-// Queries that a kernel has given up, for a later one.
+// Queries that a kernel leaves to a later one.
 struct Postponed {
   int* queries;  // (Q,)
   int* count;    // ()
@@ -39,18 +39,18 @@ struct Knn {
   const Real* query_points;  // (Q, 3)
   Batch queries;
   CellList<Real> cells;
-  bool itself;  // the queries are the searched points: in the order of the cells threads share what they read
+  bool itself;  // the queries are the searched points, and taken in their order: threads share what they read
   Nearest<Real> nearest;
   Heaps<Real> heaps;
-  Postponed postponed;  // searches that were given up
+  Postponed postponed;
 
   POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
   template <class Lanes, class List>
-  POINTPROJ_FN void run(Lanes& lanes, int item, List&& list) const {
+  POINTPROJ_FN void search_into(Lanes& lanes, int item, List&& list) const {
     const int query = query_at(item);
     if (!find(lanes, list, query)) postponed.add(lanes, query);
   }
-  // False if it gave up.
+  // False if the search was given up.
   template <class Lanes, class List>
   POINTPROJ_FN bool find(Lanes& lanes, List& list, int query) const {
     Vec3<Real> q = load_position(query_points, query);
@@ -65,8 +65,8 @@ struct Knn {
 
 // ---- tasks of a kNN search, or of one within a radius (lists.h)
 
-// A thread or a warp takes each query. Of many queries a GPU should hold many at once, whatever that costs each:
-// self-kNN of 10^7 uniform points 5.7 ms, 7.6 with as many registers as a thread likes.
+// A thread or a warp for each query. If there are many, each gets few registers, so that a GPU holds more at once:
+// self-kNN of 10^7 uniform points 5.7 ms, 7.6 without this limit.
 template <class Search, class List, bool many = false>
 struct SearchEach {
   using Real = typename Search::Real;
@@ -78,17 +78,17 @@ struct SearchEach {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     if constexpr (std::is_same_v<List, Heap<Real>>) {
-      search.run(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
+      search.search_into(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
     } else {
-      search.run(lanes, item, List(search.nearest.k));
+      search.search_into(lanes, item, List(search.nearest.k));
     }
   }
 };
 
-// ---- what was postponed
+// ---- postponed queries
 
-// Threads or warps, `count` of them in all, take the queries that were postponed. What takes a thread too long is
-// postponed once more. Self-kNN of 10^7 points, against warps alone: surface 16.7 ms, 51; clustered 22.8, 43.
+// The queries that were postponed, by `count` threads or warps. Those that exceed a thread's budget are postponed once
+// more. Self-kNN of 10^7 points: surface 16.7 ms, 51 by warps only; clustered 22.8, 43.
 template <class Real, class List>
 struct SearchPostponed {
   using Number = float;

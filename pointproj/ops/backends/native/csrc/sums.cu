@@ -5,16 +5,35 @@
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
-
 namespace {
 
-// How an operator takes pointproj.ops.specification.reference.Weighting, and the deterministic switch.
-#define POINTPROJ_WEIGHTING \
-  std::string_view kernel, std::string_view reduce, double power, double eps, double support, bool in_fixed_order
-const std::string kWeighting = ", str kernel, str reduce, float power, float eps, float support, bool deterministic";
-// What a backward is given beside all arguments and results of its forward: which gradients are needed.
-#define POINTPROJ_UPSTREAM const Tensor &grad, const std::vector<bool>&needs
-const std::string kUpstream = "(Tensor grad_0, bool[] needs, ";
+// ---- arguments
+
+// What every aggregation is given: besides the points, pointproj.ops.specification.records.Summands.
+struct SumArguments {
+  Clouds points;
+  Tensor features, sigma;
+  std::string kernel, reduce;
+  double power, eps, support;
+  bool deterministic;
+  POINTPROJ_FIELDS(points, features, sigma, kernel, reduce, power, eps, support, deterministic)
+};
+
+// Over the k nearest, which are searched unless neighbor_indices has them.
+struct KnnArguments {
+  SumArguments sum;
+  OptionalTensor cell_list, neighbor_indices;
+  int64_t k;
+  POINTPROJ_FIELDS(sum, cell_list, neighbor_indices, k)
+};
+
+// Over all points within the radius.
+struct RadiusArguments {
+  SumArguments sum;
+  OptionalTensor reference_grid;
+  double radius;
+  POINTPROJ_FIELDS(sum, reference_grid, radius)
+};
 
 Kernel kernel_of(std::string_view name) {
   if (name == "exponential") return Kernel::kExponential;
@@ -33,20 +52,17 @@ Reduce reduce_of(std::string_view name) {
   return Reduce::kWeighted;
 }
 
-// What every aggregation is given.
+// ---- problems: arguments that are checked, and where the neighbours come from
+
 struct Problem {
-  Clouds clouds;
-  const Tensor& features;
-  const Tensor& sigma;
+  const SumArguments& given;
+  PointSets sets;
   Kernel kernel;
   Reduce reduce;
-  double power, eps, support;
-  bool in_fixed_order;  // whether results may not depend on the order in which threads come
 
-  Problem(POINTPROJ_POINTS, const Tensor& features, const Tensor& sigma, POINTPROJ_WEIGHTING)
-      : clouds(query_points, query_offsets, reference_points, reference_offsets, clouds_in_all), features(features),
-        sigma(sigma), kernel(kernel_of(kernel)), reduce(reduce_of(reduce)), power(power), eps(eps), support(support),
-        in_fixed_order(in_fixed_order) {
+  explicit Problem(const SumArguments& given)
+      : given(given), sets(given.points), kernel(kernel_of(given.kernel)), reduce(reduce_of(given.reduce)) {
+    const Tensor &query_points = given.points.query_points, &features = given.features;
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));
     const ScalarType dtype = features.scalar_type();
@@ -54,36 +70,26 @@ struct Problem {
                     "features must be float32 or float64, and as wide as the points; got ", dtype);
     POINTPROJ_CHECK(channels() <= 1 << 20, "features may have at most ", 1 << 20, " channels; got ", channels());
     check_like("features", features, {references(), channels()}, dtype, query_points);
-    check_like("sigma", sigma, {}, dtype, query_points);
+    check_like("sigma", given.sigma, {}, dtype, query_points);
   }
-  const Device& device() const { return clouds.device; }
-  int64_t queries() const { return clouds.queries.batch.rows; }
-  int64_t references() const { return clouds.references.batch.rows; }
-  int64_t channels() const { return features.size(1); }
+  const Device& device() const { return sets.device; }
+  int64_t queries() const { return sets.queries.batch.rows; }
+  int64_t references() const { return sets.references.batch.rows; }
+  int64_t channels() const { return given.features.size(1); }
   // body(a number in the dtype of the positions, the weighting in that of the sums)
   template <class Body>
   void for_types(Body body) const {
-    for_dtypes(clouds.queries.points, features, [&](auto real, auto sum) {
+    for_dtypes(sets.queries.points, given.features, [&](auto real, auto sum) {
       using Sum = decltype(sum);
-      const Uniform<Sum> scales = {Sum(0), Sum(power), Sum(eps), Sum(support)};
+      const Uniform<Sum> parameters = {Sum(0), Sum(given.power), Sum(given.eps), Sum(given.support)};
       if (kernel == Kernel::kExponential && reduce == Reduce::kMean) {
-        return body(real, DefaultWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
+        return body(real, DefaultWeighting<Sum>{data<const Sum>(given.sigma), kernel, reduce, parameters});
       }
-      body(real, AnyWeighting<Sum>{data<const Sum>(sigma), kernel, reduce, scales});
+      body(real, AnyWeighting<Sum>{data<const Sum>(given.sigma), kernel, reduce, parameters});
     });
   }
-  // Passes that it takes to sum up all channels, so many in the lanes of one.
-  int chunks() const {
-    return kOnGpu ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1;
-  }
-};
-
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // of both points, features and sigma
-
-// What a backward fills; empty where it is not needed. With the query points comes sigma, row by row.
-struct Wanted {
-  bool of_points;
-  Tensor query_points, sigma_rows, reference_points, features;
+  // Passes in which all channels are added up: the lanes of a point hold kChannelsAtOnce of them.
+  int chunks() const { return kOnGpu ? static_cast<int>((channels() + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1; }
 };
 
 struct RowsOfNeighbors {
@@ -94,47 +100,39 @@ struct RowsOfNeighbors {
 
 // Over rows of neighbours, nearest first.
 struct NeighborProblem : Problem {
+  using Arguments = KnnArguments;
   template <class Real, class Weighting>
   using Neighbors = ListedNeighbors<Real, Weighting>;
 
-  Tensor searched, rows;        // the first are empty if rows were given
+  Tensor made;                  // the rows that were searched; empty if rows were given
+  Tensor rows;                  // these, or the given ones
   OptionalTensor start, pairs;  // the rows inverted
 
-  template <class... OfProblem>
-  NeighborProblem(const OptionalTensor& given, const OptionalTensor& known, const OptionalTensor& cell_list, int64_t k,
-                  const OfProblem&... rest)
-      : Problem(rest...), searched(known ? *known : search_unless(given, cell_list, k)),
-        rows(given.value_or(searched)) {
-    POINTPROJ_CHECK(k >= 1, "k must be positive; got ", k);
-    check_like("neighbor_indices", rows, {queries(), k}, ScalarType::Int, clouds.queries.points);
+  NeighborProblem(const KnnArguments& given, const OptionalTensor& made_before)
+      : Problem(given.sum), made(made_before ? *made_before : search_unless_given(given)),
+        rows(given.neighbor_indices.value_or(made)) {
+    POINTPROJ_CHECK(given.k >= 1, "k must be positive; got ", given.k);
+    check_like("neighbor_indices", rows, {queries(), given.k}, ScalarType::Int, sets.queries.points);
   }
-  Tensor search_unless(const OptionalTensor& given, const OptionalTensor& cell_list, int64_t k) const {
-    if (given) return empty_ints({0, k}, *given);
-    check_k(clouds, k);
-    const Tensor made = empty_ints({queries(), k}, clouds.queries.points);
-    search(clouds, cell_list, made, std::nullopt);
-    return made;
+  Tensor search_unless_given(const KnnArguments& given) const {
+    if (given.neighbor_indices) return empty_ints({0, given.k}, *given.neighbor_indices);
+    check_k(sets, given.k);
+    const Tensor found = empty_ints({queries(), given.k}, sets.queries.points);
+    search(sets, given.cell_list, found, std::nullopt);
+    return found;
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
-    const auto& [query, reference, device] = clouds;
+    const auto& [query, reference, device] = sets;
     return {data<const Real>((of_queries ? query : reference).points),
-            data<const Real>((of_queries ? reference : query).points),
-            data<const int>(rows),
-            of_queries ? nullptr : data<const int>(start),
-            of_queries ? nullptr : data<const int>(pairs),
-            static_cast<int>(rows.size(1)),
-            weighting,
-            chunks};
+            data<const Real>((of_queries ? reference : query).points), data<const int>(rows),
+            of_queries ? nullptr : data<const int>(start), of_queries ? nullptr : data<const int>(pairs),
+            static_cast<int>(rows.size(1)), weighting, chunks};
   }
   template <class Neighbors>
-  Tensor sorted(bool, const Tensor& values) const {
-    return values;
-  }
+  Tensor sorted(bool, const Tensor& values) const { return values; }
   template <class Neighbors>
-  Tensor to_be_summed(Neighbors&) const {
-    return features;
-  }
+  Tensor features_to_sum(Neighbors&) const { return given.features; }
   void prepare_references() {
     const InvertedRows inverted(device(), RowsOfNeighbors{data<const int>(rows)}, rows.numel(), references(), rows);
     start = inverted.start;
@@ -144,35 +142,36 @@ struct NeighborProblem : Problem {
 
 // Over all points within a radius.
 struct RadiusProblem : Problem {
+  using Arguments = RadiusArguments;
   static constexpr int64_t kLine = 128;  // bytes of a GPU's cache
 
   template <class Real, class Weighting>
   using Neighbors = RadiusNeighbors<Real, Weighting>;
 
   double radius;
-  OptionalTensor given;  // the grid of the references
-  Tensor grids;          // of the queries, and that of the references if it was not given
+  OptionalTensor reference_grid;
+  Tensor made;  // the grid of the queries, then that of the references if it was not given
 
-  template <class... OfProblem>
-  RadiusProblem(double radius, const OptionalTensor& given, const OptionalTensor& known, const OfProblem&... rest)
-      : Problem(rest...), radius(radius), given(given), grids(known ? *known : make_grids()) {
-    const auto& [query, reference, device] = clouds;
-    const int64_t own = sizes_of_hash_grid(query).words(), others = sizes_of_hash_grid(reference).words();
-    if (given) this->given = checked_table("reference_grid", *given, others, reference.points);
-    grids = checked_table("grids", grids, own + (given ? 0 : others), query.points);
+  RadiusProblem(const RadiusArguments& given, const OptionalTensor& made_before)
+      : Problem(given.sum), radius(given.radius), reference_grid(given.reference_grid),
+        made(made_before ? *made_before : make_grids()) {
+    const auto& [query, reference, device] = sets;
+    const int64_t own = sizes_of(query).hash_grid().words(), others = sizes_of(reference).hash_grid().words();
+    if (reference_grid) reference_grid = checked_table("reference_grid", *reference_grid, others, reference.points);
+    made = checked_table("grids", made, own + (reference_grid ? 0 : others), query.points);
   }
   Tensor make_grids() const {
     check_radius(radius);
-    std::vector<Cloud> sides = {clouds.queries};
-    if (!given) sides.push_back(clouds.references);
-    return make_hash_grids(sides, device(), {radius, std::nullopt}, in_fixed_order);
+    std::vector<PointSet> sides = {sets.queries};
+    if (!reference_grid) sides.push_back(sets.references);
+    return make_hash_grids(sides, device(), {radius, std::nullopt}, given.deterministic);
   }
   template <class Real>
   HashGrid<Real> grid(bool of_queries) const {
-    const auto& [query, reference, device] = clouds;
-    if (of_queries) return view_hash_grid<Real>(words_of(grids), query);
-    int* const behind = words_of(grids) + sizes_of_hash_grid(query).words();
-    return view_hash_grid<Real>(given ? words_of(*given) : behind, reference);
+    const auto& [query, reference, device] = sets;
+    if (of_queries) return view_hash_grid<Real>(words_of(made), query);
+    int* const behind = words_of(made) + sizes_of(query).hash_grid().words();
+    return view_hash_grid<Real>(reference_grid ? words_of(*reference_grid) : behind, reference);
   }
   template <class Real, class Weighting>
   Neighbors<Real, Weighting> neighbors(const Weighting& weighting, bool of_queries, int chunks) const {
@@ -185,16 +184,17 @@ struct RadiusProblem : Problem {
     using Real = typename Neighbors::Real;
     using Sum = typename Neighbors::Sum;
     constexpr int64_t kVector = Neighbors::kVector;  // rows begin at multiples of what is read at a time
-    const Tensor made = empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values);
-    device().each(SortRows<Real, Sum>{grid<Real>(of_queries).points, matrix<const Sum>(values), matrix<Sum>(made)},
+    const Tensor result = empty({values.size(0), (channels() + kVector - 1) / kVector * kVector}, values);
+    device().each(SortRows<Real, Sum>{grid<Real>(of_queries).points, matrix<const Sum>(values), matrix<Sum>(result)},
                   values.size(0));
-    return made;
+    return result;
   }
-  // The features as they are, where sorting them would take longer than it saves: what is beyond a GPU's cache moves
-  // twice for it, and few queries read a row but a few times. Rows are then whole lines of the cache already.
+  // The features as they are where sorting them takes longer than it saves: they exceed a GPU's cache, few queries read
+  // each row a few times only, and rows are whole lines of the cache already.
   template <class Neighbors>
-  Tensor to_be_summed(Neighbors& neighbors) const {
+  Tensor features_to_sum(Neighbors& neighbors) const {
     constexpr int64_t kCache = 1 << 26;
+    const Tensor& features = given.features;
     const int64_t row = channels() * static_cast<int64_t>(features.element_size());
     const bool is_aligned = reinterpret_cast<uintptr_t>(features.const_data_ptr()) % kLine == 0;
     neighbors.by_row = kOnGpu && 2 * queries() <= references() && references() * row > kCache &&
@@ -204,32 +204,44 @@ struct RadiusProblem : Problem {
   void prepare_references() {}
 };
 
+// ---- operators
+
+// Sums (Q, channels), base and inverse total of each query (Q, 2), and what was made for them: rows or hash grids.
 template <class Problem>
-std::tuple<Tensor, Tensor> aggregate(const Problem& problem) {
-  const Tensor aggregated = empty({problem.queries(), problem.channels()}, problem.features);
-  const Tensor saved = empty({problem.queries(), 2}, problem.features);
+Tensors<3> aggregate(const typename Problem::Arguments& given) {
+  const Problem problem(given, std::nullopt);
+  const Tensor& features = problem.given.features;
+  const Tensor aggregated = empty({problem.queries(), problem.channels()}, features);
+  const Tensor saved = empty({problem.queries(), 2}, features);
   problem.for_types([&](auto real, auto weighting) {
     using Sum = typename decltype(weighting)::Sum;
     const int chunks = problem.chunks();
     auto neighbors = problem.template neighbors<decltype(real)>(weighting, true, chunks);
-    const Tensor features = problem.to_be_summed(neighbors);
+    const Tensor to_sum = problem.features_to_sum(neighbors);
     problem.device().each(
-        Aggregate<decltype(neighbors)>{neighbors, matrix<const Sum>(features), matrix<Sum>(aggregated),
+        Aggregate<decltype(neighbors)>{neighbors, matrix<const Sum>(to_sum), matrix<Sum>(aggregated),
                                        data<Sum>(saved)},
         problem.queries() * chunks);
   });
-  return {aggregated, saved};
+  return {aggregated, saved, problem.made};
 }
+
+// The gradients that a backward fills; empty where none is needed. Those of sigma, by row, come with the query points.
+struct NeededGradients {
+  bool of_points;
+  Tensor query_points, sigma_rows, reference_points, features;
+};
 
 template <class Neighbors, class Problem, class Weighting>
 void fill_gradients(Problem& problem, const Weighting& weighting, const Tensor& grad, const Tensor& aggregated,
-                    const Tensor& saved, const Wanted& made) {
+                    const Tensor& saved, const NeededGradients& needed) {
   using Real = typename Neighbors::Real;
   using Sum = typename Neighbors::Sum;
-  const bool of_features = made.features.numel() > 0, of_references = made.reference_points.numel() > 0;
-  const bool of_points = made.of_points, adds = Neighbors::kMayAdd && !problem.in_fixed_order;
+  const Tensor& given = problem.given.features;
+  const bool of_features = needed.features.numel() > 0, of_references = needed.reference_points.numel() > 0;
+  const bool of_points = needed.of_points, by_atomics = Neighbors::kMayUseAtomics && !problem.given.deterministic;
   const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
-  const Tensor features = of_points ? problem.template sorted<Neighbors>(false, problem.features) : problem.features;
+  const Tensor features = of_points ? problem.template sorted<Neighbors>(false, given) : given;
   const Tensor means = empty({of_points ? problem.queries() : 0}, features);
   const auto launch = [&](auto queries_own, auto with_points, auto with_features) {
     const int chunks = with_features && !queries_own ? problem.chunks() : 1;
@@ -238,104 +250,61 @@ void fill_gradients(Problem& problem, const Weighting& weighting, const Tensor& 
             problem.template neighbors<Real>(weighting, queries_own, chunks),
             matrix<const Sum>(queries_own ? own_grad : features), matrix<const Sum>(queries_own ? features : own_grad),
             matrix<const Sum>(aggregated), {data<const Sum>(saved)}, data<Sum>(means),
-            data<Real>(queries_own ? made.query_points : made.reference_points), data<Sum>(made.sigma_rows),
-            {data<Sum>(made.features), static_cast<int>(problem.channels())},
-            adds ? data<Real>(made.reference_points) : nullptr},
+            data<Real>(queries_own ? needed.query_points : needed.reference_points), data<Sum>(needed.sigma_rows),
+            {data<Sum>(needed.features), static_cast<int>(problem.channels())},
+            by_atomics ? data<Real>(needed.reference_points) : nullptr},
         (queries_own ? problem.queries() : problem.references()) * chunks);
   };
   constexpr std::true_type yes;
   constexpr std::false_type no;
-  if constexpr (Neighbors::kMayAdd) {
-    if (adds) {
-      for (const Tensor& tensor : {made.features, made.reference_points}) clear(problem.device(), tensor);
+  if constexpr (Neighbors::kMayUseAtomics) {
+    if (by_atomics) {
+      for (const Tensor& tensor : {needed.features, needed.reference_points}) clear(problem.device(), tensor);
       if (of_points && of_features) return launch(yes, yes, yes);
       if (of_features) return launch(yes, no, yes);
     }
   }
   if (of_points) launch(yes, yes, no);
-  if (adds) return;
+  if (by_atomics) return;
   if (of_features || of_references) problem.prepare_references();
   if (of_features && of_references && problem.chunks() == 1) return launch(no, yes, yes);
   if (of_features) launch(no, no, yes);
   if (of_references) launch(no, yes, no);
 }
 
+// Gradients of both points, features and sigma.
 template <class Problem>
-Gradients differentiate(Problem& problem, const Tensor& grad, const std::vector<bool>& needs, const Tensor& aggregated,
-                        const Tensor& saved) {
+Tensors<4> differentiate(const BackwardArguments<typename Problem::Arguments, 3>& given) {
+  const auto& [grads, needs, forward, outputs] = given;
+  const auto& [aggregated, saved, made] = outputs;
+  const Tensor& grad = grads[0];
+  Problem problem(forward, made);
+  const Tensor &features = problem.given.features, &sigma = problem.given.sigma;
   const int64_t queries = problem.queries();
-  const auto dtype = problem.features.scalar_type();
-  check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, problem.features);
-  check_like("grad", grad, aggregated.sizes(), dtype, problem.features);
-  check_like("saved", saved, {queries, 2}, dtype, problem.features);
-  POINTPROJ_CHECK(needs.size() == 4, "needs must say it of 4 gradients; got ", needs.size());
+  const auto dtype = features.scalar_type();
+  check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, features);
+  check_like("grad", grad, aggregated.sizes(), dtype, features);
+  check_like("saved", saved, {queries, 2}, dtype, features);
+  POINTPROJ_CHECK(needs.size() == 4, "needs must have 4 elements, one for each gradient; got ", needs.size());
   const auto empty_if = [](bool needed, const Tensor& like) { return empty(needed ? like.sizes() : Shape({0}), like); };
   const bool of_points = needs[0] || needs[1] || needs[3];
-  const auto& [query, reference, device] = problem.clouds;
-  const Wanted made{of_points, empty_if(of_points, query.points), empty({of_points ? queries : 0}, problem.features),
-                    empty_if(needs[1], reference.points), empty_if(needs[2], problem.features)};
+  const auto& [query, reference, device] = problem.sets;
+  const NeededGradients needed{of_points, empty_if(of_points, query.points), empty({of_points ? queries : 0}, features),
+                               empty_if(needs[1], reference.points), empty_if(needs[2], features)};
   problem.for_types([&](auto real, auto weighting) {
     using Neighbors = typename Problem::template Neighbors<decltype(real), decltype(weighting)>;
-    fill_gradients<Neighbors>(problem, weighting, grad, aggregated, saved, made);
+    fill_gradients<Neighbors>(problem, weighting, grad, aggregated, saved, needed);
   });
-  const Tensor none = empty({0}, problem.sigma);
-  return {needs[0] ? made.query_points : empty_if(false, query.points), made.reference_points, made.features,
-          needs[3] ? torch::stable::sum(made.sigma_rows) : none};
+  const Tensor none = empty({0}, sigma);
+  return {needs[0] ? needed.query_points : empty_if(false, query.points), needed.reference_points, needed.features,
+          needs[3] ? torch::stable::sum(needed.sigma_rows) : none};
 }
 
-#define POINTPROJ_PROBLEM                                                                                            \
-  query_points, query_offsets, reference_points, reference_offsets, clouds_in_all, features, sigma, kernel, reduce, \
-      power, eps, support, in_fixed_order
-
-// Over the k nearest: sums (Q, channels), two numbers of each query (Q, 2), and the rows, which are searched, unless
-// they are given; then there are none here.
-std::tuple<Tensor, Tensor, Tensor> knn_aggregate(
-    POINTPROJ_POINTS, const OptionalTensor& cell_list, const OptionalTensor& neighbor_indices, const Tensor& features,
-    const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING) {
-  const NeighborProblem problem(neighbor_indices, std::nullopt, cell_list, k, POINTPROJ_PROBLEM);
-  const auto [aggregated, saved] = aggregate(problem);
-  return {aggregated, saved, problem.searched};
-}
-
-Gradients knn_aggregate_backward(
-    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& cell_list, const OptionalTensor& neighbor_indices,
-    const Tensor& features, const Tensor& sigma, int64_t k, POINTPROJ_WEIGHTING, const Tensor& aggregated,
-    const Tensor& saved, const Tensor& searched) {
-  NeighborProblem problem(neighbor_indices, searched, cell_list, k, POINTPROJ_PROBLEM);
-  return differentiate(problem, grad, needs, aggregated, saved);
-}
-
-// Over all within the radius: sums (Q, channels), two numbers of each query (Q, 2), and the hash grids that were made.
-std::tuple<Tensor, Tensor, Tensor> radius_aggregate(
-    POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features, const Tensor& sigma,
-    double radius, POINTPROJ_WEIGHTING) {
-  const RadiusProblem problem(radius, reference_grid, std::nullopt, POINTPROJ_PROBLEM);
-  const auto [aggregated, saved] = aggregate(problem);
-  return {aggregated, saved, problem.grids};
-}
-
-Gradients radius_aggregate_backward(
-    POINTPROJ_UPSTREAM, POINTPROJ_POINTS, const OptionalTensor& reference_grid, const Tensor& features,
-    const Tensor& sigma, double radius, POINTPROJ_WEIGHTING, const Tensor& aggregated, const Tensor& saved,
-    const Tensor& grids) {
-  RadiusProblem problem(radius, reference_grid, grids, POINTPROJ_PROBLEM);
-  return differentiate(problem, grad, needs, aggregated, saved);
-}
-
-const std::string kKnn =
-    kPoints + "Tensor? cell_list, Tensor? neighbor_indices, Tensor features, Tensor sigma, SymInt k" + kWeighting;
-const std::string kRadius =
-    kPoints + "Tensor? reference_grid, Tensor features, Tensor sigma, float radius" + kWeighting;
-const std::string kResults = ") -> (Tensor, Tensor, Tensor)";
-const std::string kSaved =
-    ", Tensor output_0, Tensor output_1, Tensor output_2) -> (Tensor, Tensor, Tensor, Tensor)";
 const Operators registered(
-    __FILE__, {{"native_knn_aggregate", "(" + kKnn + kResults, TORCH_BOX(&knn_aggregate)},
-               {"native_knn_aggregate_backward", kUpstream + kKnn + kSaved, TORCH_BOX(&knn_aggregate_backward)},
-               {"native_radius_aggregate", "(" + kRadius + kResults, TORCH_BOX(&radius_aggregate)},
-               {"native_radius_aggregate_backward", kUpstream + kRadius + kSaved,
-                TORCH_BOX(&radius_aggregate_backward)}});
+    __FILE__, {operator_of<aggregate<NeighborProblem>>("native_knn_aggregate"),
+               operator_of<differentiate<NeighborProblem>>("native_knn_aggregate_backward"),
+               operator_of<aggregate<RadiusProblem>>("native_radius_aggregate"),
+               operator_of<differentiate<RadiusProblem>>("native_radius_aggregate_backward")});
 
 }  // namespace
-
 }  // namespace pointproj::POINTPROJ_DEVICE

@@ -7,7 +7,8 @@ namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kSumLanes = 8;  // of a GPU warp that work on one point: 4 took 70 and 200 us on W2, 16 89 and 197
 
-// Rows of values in the order of sorted points, each padded with zeros: read in long words, next to each other.
+// Rows of values in the order of the sorted points, each padded with zeros, so that neighbours are read together and in
+// vectors.
 template <class Real, class Sum>
 struct SortRows {
   using Number = Sum;
@@ -42,36 +43,36 @@ struct Aggregate {
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
-    Sum anchor = weighting.anchor(kInfinity<Sum>);  // the same in all lanes
-    Sum total = 0;                                  // of this lane's weights
+    Sum base = weighting.base(kInfinity<Sum>);  // the same in all lanes
+    Sum total = 0;                              // of this lane's weights
     typename Lanes::template RowSum<Sum, Neighbors::kVector> sums(features, chunk, aggregated, point.row);
-    const auto counts = [&](const Neighbor<Sum>& neighbor) {
-      return weighting.counts(features[neighbor.at], aggregated.columns);
+    const auto has_weight = [&](const Neighbor<Sum>& neighbor) {
+      return weighting.has_weight(features[neighbor.at], aggregated.columns);
     };
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
-      Sum least = kInfinity<Sum>;
+      Sum nearest = kInfinity<Sum>;  // squared
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        if (counts(neighbors[i])) least = lesser(least, neighbors[i].value);
+        if (has_weight(neighbors[i])) nearest = lesser(nearest, neighbors[i].value);
       }
-      const Sum now = lesser(weighting.anchor(sqrt(lanes.minimum(least))), anchor);
-      if (lanes.any(now < anchor)) {
-        const Sum rescale = now < anchor ? weighting.weight(anchor, now) : Sum(1);  // 0 at first
+      const Sum nearer = lesser(weighting.base(sqrt(lanes.minimum(nearest))), base);
+      if (lanes.any(nearer < base)) {
+        const Sum rescale = nearer < base ? weighting.weight(base, nearer) : Sum(1);  // 0 at first
         total *= rescale;
         sums.scale(rescale);
-        anchor = now;
+        base = nearer;
       }
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
-        const Sum weight = weighting.weight(sqrt(neighbors[i].value), anchor);
-        if (counts(neighbors[i])) total += weight;
+        const Sum weight = weighting.weight(sqrt(neighbors[i].value), base);
+        if (has_weight(neighbors[i])) total += weight;
         neighbors[i].value = weight;
       }
       lanes.sync();
       sums.add(neighbors, size);
     });
     total = lanes.sum(total);
-    const Sum inverse = weighting.inverse(total);
-    sums.finish(is_finite(point.position) ? inverse : kNan<Sum>);
-    if (chunk == 0 && lanes.lane() == 0) weights.save(at, anchor, inverse);
+    const Sum inverse_total = weighting.inverse_total(total);
+    sums.finish(is_finite(point.position) ? inverse_total : kNan<Sum>);
+    if (chunk == 0 && lanes.lane() == 0) weights.save(at, base, inverse_total);
   }
 };
 

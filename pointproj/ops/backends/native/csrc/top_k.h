@@ -1,17 +1,17 @@
-// How a search keeps the k nearest, exactly, ties by the lower row.
-//
-// One candidate a lane: insert(lanes, squared distance, row, exists). limit() is the k-th squared distance so far,
-// write(lanes, k, put) ends the search: put(place, squared distance, row), the row kNoRow where there are fewer than k.
+// Lists of the k nearest candidates of a search, exact, ties by the lower row. A list has
+//   insert(lanes, squared distance, row, exists)   one candidate in each lane
+//   limit()                                        the k-th squared distance so far
+//   write(lanes, k, store)                         store(place, squared distance, row) for k places, kNoRow for none
 #pragma once
 
 #include "row_sort.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-constexpr int kShortestList = 8;  // so few are looked for by single threads of a GPU, also in dense cells
-constexpr int kLongestThreadList = 32;  // in the registers of a thread; on a GPU a warp keeps more of them
-constexpr int kLongestList = kOnGpu ? 128 : kLongestThreadList;  // more are kept in a heap in memory
-// So few queries leave a GPU idle unless a warp works on each: of short lists, of longer ones.
+constexpr int kShortestList = 8;  // for these, single threads of a GPU search also dense cells
+constexpr int kLongestThreadList = 32;  // in the registers of a thread; longer ones in those of a warp
+constexpr int kLongestList = kOnGpu ? 128 : kLongestThreadList;  // longer ones are heaps in memory
+// With no more queries, a GPU takes a warp for each, since threads would leave it idle: for short and for longer lists.
 constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 
 // body(the length of a thread's list for k neighbours, as a constant)
@@ -50,7 +50,7 @@ struct Nearest {
   }
 };
 
-// One thread's k best in registers, in ascending order. Places that k leaves over are in front, and stay.
+// The k nearest in the registers of a thread, in ascending order; places that k does not need are in front.
 template <class Real, int kLength>
 struct SortedList {
   static constexpr int kLanes = 1;
@@ -65,38 +65,38 @@ struct SortedList {
     }
   }
   POINTPROJ_FN Real limit() const { return squared[kLength - 1]; }
-  // Those behind the newcomer move up. No comparison waits for another: all are with the old list.
+  // Those behind the candidate move up. All comparisons are with the old list, so none depends on another.
   template <class Lanes>
-  POINTPROJ_FN void insert(Lanes&, Real newcomer, int row, bool exists) {
-    bool moves = exists && is_before(newcomer, row, squared[kLength - 1], rows[kLength - 1]);
+  POINTPROJ_FN void insert(Lanes&, Real candidate, int row, bool exists) {
+    bool moves = exists && is_before(candidate, row, squared[kLength - 1], rows[kLength - 1]);
     if (!moves) return;
     POINTPROJ_UNROLL
     for (int i = kLength - 1; i > 0; --i) {
-      const bool next_moves = is_before(newcomer, row, squared[i - 1], rows[i - 1]);
+      const bool next_moves = is_before(candidate, row, squared[i - 1], rows[i - 1]);
       if (moves) {
-        squared[i] = next_moves ? squared[i - 1] : newcomer;
+        squared[i] = next_moves ? squared[i - 1] : candidate;
         rows[i] = next_moves ? rows[i - 1] : row;
       }
       moves = next_moves;
 #if !defined(__CUDACC__)
-      if (!moves) return;  // a thread alone can stop where the newcomer stays
+      if (!moves) return;  // one thread can stop where the candidate stays
 #endif
     }
     if (moves) {
-      squared[0] = newcomer;
+      squared[0] = candidate;
       rows[0] = row;
     }
   }
-  template <class Lanes, class Put>
-  POINTPROJ_FN void write(Lanes&, int k, Put put) const {
+  template <class Lanes, class Store>
+  POINTPROJ_FN void write(Lanes&, int k, Store store) const {
     POINTPROJ_UNROLL
     for (int i = 0; i < kLength; ++i) {
-      if (i >= kLength - k) put(i - (kLength - k), squared[i], rows[i]);
+      if (i >= kLength - k) store(i - (kLength - k), squared[i], rows[i]);
     }
   }
 };
 
-// Any number of neighbours: a heap in memory, its farthest neighbour on top. It may be where the results go.
+// Any number of neighbours: a heap in memory, the farthest on top. It may be made in the results.
 template <class Real>
 struct Heap {
   static constexpr int kLanes = 1;
@@ -107,45 +107,45 @@ struct Heap {
   POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), most(k) {}
   POINTPROJ_FN Real limit() const { return size < most ? kInfinity<Real> : squared[0]; }
   template <class Lanes>
-  POINTPROJ_FN void insert(Lanes&, Real newcomer, int row, bool exists) {
+  POINTPROJ_FN void insert(Lanes&, Real candidate, int row, bool exists) {
     if (!exists) return;
     if (size < most) {
-      rise(size++, newcomer, row);
-    } else if (is_before(newcomer, row, squared[0], rows[0])) {
-      sink(size, newcomer, row);
+      rise(size++, candidate, row);
+    } else if (is_before(candidate, row, squared[0], rows[0])) {
+      sink(size, candidate, row);
     }
   }
   // Put a neighbour in a place at the bottom and restore the heap.
-  POINTPROJ_FN void rise(int at, Real newcomer, int row) {
+  POINTPROJ_FN void rise(int at, Real candidate, int row) {
     while (at > 0) {
       const int parent = (at - 1) / 2;
-      if (!is_before(squared[parent], rows[parent], newcomer, row)) break;
+      if (!is_before(squared[parent], rows[parent], candidate, row)) break;
       squared[at] = squared[parent];
       rows[at] = rows[parent];
       at = parent;
     }
-    squared[at] = newcomer;
+    squared[at] = candidate;
     rows[at] = row;
   }
   // Put a neighbour on top of the first `count` places and restore the heap.
-  POINTPROJ_FN void sink(int count, Real newcomer, int row) {
+  POINTPROJ_FN void sink(int count, Real candidate, int row) {
     int at = 0, child = 1;
     while (child < count) {
       if (child + 1 < count && is_before(squared[child], rows[child], squared[child + 1], rows[child + 1])) {
         ++child;
       }
-      if (!is_before(newcomer, row, squared[child], rows[child])) break;
+      if (!is_before(candidate, row, squared[child], rows[child])) break;
       squared[at] = squared[child];
       rows[at] = rows[child];
       at = child;
       child = 2 * at + 1;
     }
-    squared[at] = newcomer;
+    squared[at] = candidate;
     rows[at] = row;
   }
   // Heap sort: take the farthest off the top, fill the rows from behind.
-  template <class Lanes, class Put>
-  POINTPROJ_FN void write(Lanes&, int, Put put) {
+  template <class Lanes, class Store>
+  POINTPROJ_FN void write(Lanes&, int, Store store) {
     for (int last = size - 1; last > 0; --last) {
       const Real farthest = squared[0];
       const int row = rows[0];
@@ -153,11 +153,11 @@ struct Heap {
       squared[last] = farthest;
       rows[last] = row;
     }
-    for (int i = 0; i < most; ++i) put(i, i < size ? squared[i] : kInfinity<Real>, i < size ? rows[i] : kNoRow);
+    for (int i = 0; i < most; ++i) store(i, i < size ? squared[i] : kInfinity<Real>, i < size ? rows[i] : kNoRow);
   }
 };
 
-// Lists in memory, where k is larger than kLongestList. They may be where the results go.
+// The heaps of all queries, where k is larger than kLongestList.
 template <class Real>
 struct Heaps {
   Real* squared;  // (Q, k)
@@ -169,8 +169,8 @@ struct Heaps {
   }
 };
 
-// The k best of a whole warp: the i-th in lane i % 32 of block i / 32.
-// Newcomers are sorted, and merged with one block after the other.
+// The k nearest in the registers of a warp: the i-th in lane i % 32 of block i / 32.
+// Candidates are sorted, and merged with one block after the other.
 template <class Real, int kBlocks>
 struct WarpBlocks {
   static constexpr int kLanes = 32;
@@ -187,12 +187,12 @@ struct WarpBlocks {
     }
   }
   POINTPROJ_FN Real limit() const { return worst; }
-  template <class Lanes, class Put>
-  POINTPROJ_FN void write(Lanes& lanes, int, Put put) const {
+  template <class Lanes, class Store>
+  POINTPROJ_FN void write(Lanes& lanes, int, Store store) const {
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       const int i = block * Lanes::width + lanes.lane();
-      if (i < k) put(i, squared[block], rows[block]);
+      if (i < k) store(i, squared[block], rows[block]);
     }
   }
   template <class Lanes>
@@ -208,12 +208,12 @@ struct WarpBlocks {
     merge<kBlocks - 1>(lanes, candidate, row);
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
-      const Real farthest = lanes.take(squared[block], (k - 1) % Lanes::width);
+      const Real farthest = lanes.broadcast(squared[block], (k - 1) % Lanes::width);
       if (block == (k - 1) / Lanes::width) worst = farthest;
     }
   }
-  // The nearer half of a block and 32 candidates, both sorted, goes on to the block before, the other half stays; of
-  // the last block it is left out.
+  // Splits a block and 32 candidates, both sorted. The nearer half goes on to the block before, the farther half is the
+  // new block behind, if there is one.
   template <int block, class Lanes>
   POINTPROJ_FN void merge(Lanes& lanes, Real candidate, int row) {
     const Real other = lanes.exchange(candidate, Lanes::width - 1);
@@ -251,17 +251,12 @@ struct WarpBlocks {
   }
 };
 
-template <class List>
-struct ListType {
-  using Type = List;
-};
-
 // body(the list of a warp for k neighbours, as a type)
 template <class Real, class Body>
 void with_warp_list(int64_t k, Body body) {
-  if (k <= 32) return body(ListType<WarpBlocks<Real, 1>>());
-  if (k <= 64) return body(ListType<WarpBlocks<Real, 2>>());
-  body(ListType<WarpBlocks<Real, 4>>());
+  if (k <= 32) return body(std::type_identity<WarpBlocks<Real, 1>>());
+  if (k <= 64) return body(std::type_identity<WarpBlocks<Real, 2>>());
+  body(std::type_identity<WarpBlocks<Real, 4>>());
 }
 
 // body(the list for k neighbours of each of so many queries, as a type)
@@ -271,7 +266,7 @@ void with_list(int64_t k, int queries, Body body) {
     const bool few = queries <= (k <= kShortestList ? kFewQueries : kManyQueries);
     if (few || k > kLongestThreadList) return with_warp_list<Real>(k, body);
   }
-  with_length(k, [&](auto length) { body(ListType<SortedList<Real, length>>()); });
+  with_length(k, [&](auto length) { body(std::type_identity<SortedList<Real, length>>()); });
 }
 
 }  // namespace pointproj::POINTPROJ_DEVICE

@@ -1,18 +1,12 @@
-// What the operators take from torch: its stable ABI alone, so that one library serves every torch from 2.10 on.
+// Tensors and checks, by torch's stable ABI alone: one library serves every torch from 2.10 on.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <array>
 #include <new>
-#include <optional>
-#include <sstream>
 #include <stdexcept>
-#include <string>
-#include <vector>
 
+#include "operator.h"
 #ifdef __CUDACC__
 #include "cuda.cuh"
 #else
@@ -22,8 +16,6 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
 using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
 
 constexpr int64_t kLargestInt = 0x7fffffff;
@@ -68,7 +60,7 @@ inline Tensor empty(Shape shape, const Tensor& like) { return empty(shape, like.
 inline Tensor empty_ints(Shape shape, const Tensor& like) { return empty(shape, ScalarType::Int, like); }
 inline Tensor empty_longs(Shape shape, const Tensor& like) { return empty(shape, ScalarType::Long, like); }
 
-// An operator of torch for which the stable ABI has no function.
+// Calls an operator of torch for which the stable ABI has no function.
 template <class... Arguments>
 Tensor call(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
@@ -76,7 +68,7 @@ Tensor call(const char* name, const char* overload, const Arguments&... argument
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// The elements, to be read if T is const.
+// The elements; T is const where they are only read.
 template <class T>
 T* data(const Tensor& tensor) {
   if constexpr (std::is_const_v<T>) {
@@ -87,14 +79,10 @@ T* data(const Tensor& tensor) {
 }
 
 template <class T>
-T* data(const OptionalTensor& tensor) {
-  return tensor ? data<T>(*tensor) : nullptr;
-}
+T* data(const OptionalTensor& tensor) { return tensor ? data<T>(*tensor) : nullptr; }
 
 template <class T>
-Matrix<T> matrix(const Tensor& tensor) {
-  return {data<T>(tensor), static_cast<int>(tensor.size(1))};
-}
+Matrix<T> matrix(const Tensor& tensor) { return {data<T>(tensor), static_cast<int>(tensor.size(1))}; }
 
 inline void clear(const Device& device, const Tensor& tensor) {
   device.clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
@@ -111,7 +99,7 @@ struct SortBuffers {
   CountingSort view() const {
     return {rows, slots, data<int>(occupancy), data<int>(place), data<int>(occupancy) + slots};
   }
-  // Some of the rows by slot, and in a slot by row, as int64; a GPU places them in the order of arrival.
+  // Some of the rows as int64, by slot, then by row. On a GPU, the ranks in a slot depend on the order of threads.
   Tensor stable_order(int64_t first, int64_t count) const {
     const Tensor slot = torch::stable::select(torch::stable::narrow(const_cast<Tensor&>(place), 0, first, count), 1, 0);
     return call("aten::argsort", "stable", slot, /*stable=*/true, /*dim=*/int64_t(0), /*descending=*/false);
@@ -153,7 +141,7 @@ inline void check_points(const std::string& name, const Tensor& points) {
   POINTPROJ_CHECK(points.scalar_type() == ScalarType::Float || points.scalar_type() == ScalarType::Double, name,
                   " must be float32 or float64; got ", points.scalar_type());
   POINTPROJ_CHECK(points.is_contiguous(), name, " must be contiguous");
-  POINTPROJ_CHECK(points.is_cuda() == kOnGpu, name, " must be where the others are; got ", device_of(points));
+  POINTPROJ_CHECK(points.is_cuda() == kOnGpu, name, " must be on the device of the others; got ", device_of(points));
   POINTPROJ_CHECK(points.size(0) <= kLargestInt / 8, name, " may have at most ", kLargestInt / 8, " rows; got ",
                   points.size(0));
 }
@@ -164,12 +152,22 @@ inline void check_radius(double radius) {
 
 // ---- points
 
-// One set of points, and where its clouds begin.
-struct Cloud {
+// The points of a call: pointproj.ops.specification.clouds.Clouds.
+struct Clouds {
+  Tensor query_points;
+  OptionalTensor query_offsets;
+  Tensor reference_points;
+  OptionalTensor reference_offsets;
+  int64_t clouds;
+  POINTPROJ_FIELDS(query_points, query_offsets, reference_points, reference_offsets, clouds)
+};
+
+// Points of one or several clouds, and where each cloud begins.
+struct PointSet {
   const Tensor& points;
   Batch batch;
 
-  Cloud(const char* name, const Tensor& points, const OptionalTensor& offsets, int64_t clouds) : points(points) {
+  PointSet(const char* name, const Tensor& points, const OptionalTensor& offsets, int64_t clouds) : points(points) {
     check_points(name, points);
     POINTPROJ_CHECK(clouds >= 1 && clouds <= kLargestInt, "clouds must be positive; got ", clouds);
     if (offsets) {
@@ -182,52 +180,22 @@ struct Cloud {
   }
 };
 
-// The points of a call, as pointproj.ops.specification.clouds.Clouds has them.
-struct Clouds {
-  Cloud queries, references;
+// Queries and the points that they search, checked. It refers to the tensors of `given`.
+struct PointSets {
+  PointSet queries, references;
   Device device;
 
-  Clouds(const Tensor& query_points, const OptionalTensor& query_offsets, const Tensor& reference_points,
-         const OptionalTensor& reference_offsets, int64_t clouds)
-      : queries("query_points", query_points, query_offsets, clouds),
-        references("reference_points", reference_points, reference_offsets, clouds), device(query_points) {
-    check_like("reference_points", reference_points, reference_points.sizes(), query_points.scalar_type(),
-               query_points);
+  explicit PointSets(const Clouds& given)
+      : queries("query_points", given.query_points, given.query_offsets, given.clouds),
+        references("reference_points", given.reference_points, given.reference_offsets, given.clouds),
+        device(given.query_points) {
+    check_like("reference_points", given.reference_points, given.reference_points.sizes(),
+               given.query_points.scalar_type(), given.query_points);
   }
   // Whether points search among themselves.
   bool itself() const {
     return queries.points.const_data_ptr() == references.points.const_data_ptr() &&
            queries.batch.rows == references.batch.rows;
-  }
-};
-
-// How an operator takes them.
-#define POINTPROJ_POINTS                                                                           \
-  const Tensor &query_points, const OptionalTensor &query_offsets, const Tensor &reference_points, \
-      const OptionalTensor &reference_offsets, int64_t clouds_in_all
-const std::string kPoints =
-    "Tensor query_points, Tensor? query_offsets, Tensor reference_points, Tensor? reference_offsets, SymInt clouds, ";
-
-// ---- operators
-
-// Fake kernels and derivatives are pointproj/ops/bridge/cpp_op.py's.
-struct Operator {
-  std::string name, schema;
-  void (*boxed)(StableIValue*, uint64_t, uint64_t);
-};
-
-// Those of a file, for the device that it is compiled for. Their schemas come with the CPU's.
-struct Operators {
-  using Library = torch::stable::detail::StableLibrary;
-  Library schemas, kernels;
-
-  Operators(const char* file, const std::vector<Operator>& all)
-      : schemas(Library::Kind::FRAGMENT, "pointproj", nullptr, file, 0),
-        kernels(Library::Kind::IMPL, "pointproj", kOnGpu ? "CUDA" : "CPU", file, 0) {
-    for (const auto& [name, schema, boxed] : all) {
-      if (!kOnGpu) schemas.def((name + schema).c_str());
-      kernels.impl(name.c_str(), boxed);
-    }
   }
 };
 

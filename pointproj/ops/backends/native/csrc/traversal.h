@@ -1,10 +1,10 @@
-// Which runs of sorted points a search meets, in which order, and when it may stop.
+// Which runs of sorted points a search visits, in which order, and when it may stop.
 //
 // A visitor has
 //   limit()                                        squared distance beyond which nothing matters, the same in all lanes
 //   wanted()                                       neighbours searched for, if the search is for the nearest
-//   meet(lanes, at, point, squared, exists)        one candidate a lane
-//   pause(lanes)                                   after some of them
+//   process(lanes, at, point, squared, exists)     one candidate in each lane
+//   flush(lanes)                                   after at most Lanes::kMostAtOnce of them
 #pragma once
 
 #include "cell_list.h"
@@ -13,14 +13,14 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kLargestFirstShell = 3;  // the first shell visited includes its inside
-constexpr int kPlenty = 3;             // it should hold so many times the neighbours wanted
-constexpr int kEverything = 1 << 20;   // a shell around all cells, for what a limit leaves of a grid that may be large
+constexpr int kPlenty = 3;             // the first shell should hold so many times the neighbours wanted
+constexpr int kEverything = 1 << 20;   // a shell that holds all cells: just the limit bounds the search
 
 enum class Levels {
-  kOne,       // for a query in a dense cell that of its sub-cells. Gives up where the other has to be seen: most
-              // queries never need it, and one thread needs few registers then
-  kBoth,      // searches dense cells by their sub-cells
-  kSubcells,  // inside of a dense cell
+  kOne,       // cells, or the sub-cells of the query's dense cell. The search is given up if it needs both: few do, and
+              // a thread needs fewer registers
+  kBoth,      // cells, and the sub-cells of those that are dense
+  kSubcells,  // the sub-cells of one dense cell
 };
 
 // Outwards from a query, shell by shell of cells, until nothing closer can follow.
@@ -31,20 +31,20 @@ struct ShellTraversal {
   const Vec3<Real>& q;
   Lanes& lanes;
   Visitor& visitor;
-  int home = -1;  // a dense cell that has been searched
+  int own_dense_cell = -1;  // the query's cell, if it is dense and has been searched
 
-  // False if it gave up, which it also does when the lanes have spent their budget. Lanes with no search of their
-  // own, or one that has ended, stay with the others of the warp.
+  // False if the search was given up, also because the lanes have spent their budget. Lanes without a search, or whose
+  // search has ended, go on with the others of the warp.
   POINTPROJ_FN bool operator()(bool searches) {
     int at[3];
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) at[axis] = grid.along(q[axis], axis);
     if constexpr (levels == Levels::kBoth) {
-      // In its own dense cell a query finds a limit that leaves little of the others.
+      // The limit found in the query's dense cell excludes most of the others.
       const int cell = grid.cell_at(q);
       if (is_subdivided(cell)) {
         if (!visit_dense(cell, at[0], at[1], at[2])) return false;
-        home = cell;
+        own_dense_cell = cell;
       }
     }
     int shell = first_shell(at), inner = -1;  // inner: the shell up to which all has been visited
@@ -70,8 +70,8 @@ struct ShellTraversal {
     return cells.start[subcell(last)] - cells.start[subcell(first)];
   }
 
-  // So wide that the points around the query, if they go on as in its row, are plenty. Only its own cell if that holds
-  // plenty: the limit found there leaves little of others.
+  // So wide that it holds plenty of points, if they are as dense as in the query's row. Only the query's cell if that
+  // holds plenty: the limit found there excludes most of the others.
   POINTPROJ_FN int first_shell(const int* at) const {
     const int row = grid.row(at[1], at[2]);
     const int left = row + greater(at[0] - 1, 0), right = row + lesser(at[0] + 2, grid.shape[0]);
@@ -130,7 +130,7 @@ struct ShellTraversal {
     return left > both ? at - j + both : at + j - both;
   }
 
-  // Of the cells from `first` to `last` along an axis those within a squared distance.
+  // Narrows the cells from `first` to `last` along an axis to those within a squared distance.
   POINTPROJ_FN void clip(Real squared, int axis, int* first, int* last) const {
     if (squared < Real(0)) {
       *last = *first - 1;
@@ -147,9 +147,9 @@ struct ShellTraversal {
     return across_y * across_y + across_z * across_z;
   }
 
-  // Visit the cells from `low` to `high`, but for those up to shell `inner`, within the limit; none unless `searches`.
-  // A thread alone goes plane by plane: with other changes beside it, self-kNN of 10^6 uniform points took 0.64 ms, and
-  // 0.72 by rows. The lanes of a warp share the rows of a small box.
+  // Visits the cells from `low` to `high` within the limit, except those up to shell `inner`; none unless `searches`.
+  // One thread goes plane by plane, which with other changes took self-kNN of 10^6 uniform points from 0.72 to 0.64 ms.
+  // The lanes of a warp share the rows of a small box.
   POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner, bool searches) {
     if constexpr (levels == Levels::kOne && Lanes::width > 1) {
       return visit_rows(at, low, high, inner, searches);
@@ -158,12 +158,12 @@ struct ShellTraversal {
     }
   }
 
-  // The lanes take the rows of a small box all at once.
+  // The rows of a small box, another one in each lane.
   POINTPROJ_FN bool visit_rows(const int* at, const int* low, const int* high, int inner, bool searches) {
     const int width = high[1] - low[1] + 1;
     int height = searches && width > 0 ? high[2] - low[2] + 1 : 0;
     bool complete = true;
-    const int parts = lanes.any(inner >= 0) ? 2 : 1;  // rows seen before have only their two new ends
+    const int parts = lanes.any(inner >= 0) ? 2 : 1;  // of a row seen before, its two ends are new
     for (int part = 0; part < parts; ++part) {
       int row_y = lanes.lane(), row_z = 0;
       for (int rows = 0; lanes.any(rows < width * height); rows += Lanes::width) {
@@ -186,8 +186,8 @@ struct ShellTraversal {
     return complete;
   }
 
-  // Plane by plane, of each only what the limit leaves: a box in or near a dense cell may be large. Self-kNN of 10^6
-  // clustered points: 3.1 ms, 23.6 by whole boxes.
+  // Plane by plane, each narrowed to the limit: a box in or near a dense cell may be large. Self-kNN of 10^6 clustered
+  // points: 3.1 ms, 23.6 by whole boxes.
   POINTPROJ_FN bool visit_planes(const int* at, const int* low, const int* high, int inner, bool searches) {
     const int depth = searches ? high[2] - low[2] + 1 : 0, parts = inner >= 0 ? 2 : 1;
     for (int part = 0; part < parts; ++part) {
@@ -212,7 +212,7 @@ struct ShellTraversal {
     return true;
   }
 
-  // What is new of a row, of each lane its own: of one seen before its left or its right end.
+  // The new cells of a row, another row in each lane. Of a row seen before, part 0 is the left end, part 1 the right.
   POINTPROJ_FN bool visit_row(
       bool exists, bool seen, int part, int inner, const int* at, const int* low, const int* high, int y, int z) {
     int first = low[0], last = high[0];
@@ -236,12 +236,12 @@ struct ShellTraversal {
       if (lanes.ballot(subdivided)) return false;
     }
     if constexpr (levels == Levels::kBoth) {
-      unsigned waiting = lanes.ballot(subdivided);
-      while (waiting) {
-        const int source = lanes.lowest_bit(waiting);
-        waiting &= waiting - 1;
-        const bool complete = visit_cells(
-            lanes.take(first, source), lanes.take(last, source), lanes.take(y, source), lanes.take(z, source));
+      unsigned remaining = lanes.ballot(subdivided);
+      while (remaining) {
+        const int source = lanes.lowest_bit(remaining);
+        remaining &= remaining - 1;
+        const bool complete = visit_cells(lanes.broadcast(first, source), lanes.broadcast(last, source),
+                                          lanes.broadcast(y, source), lanes.broadcast(z, source));
         if (!complete) return false;
       }
     }
@@ -261,7 +261,7 @@ struct ShellTraversal {
       const Real along = grid.gap(q[0], 0, x);
       if (!(along * along + across_row <= visitor.limit())) continue;
       const int cell = grid.row(y, z) + x;
-      if (cell == home) continue;
+      if (cell == own_dense_cell) continue;
       if (is_subdivided(cell)) {
         if (!visit_dense(cell, x, y, z)) return false;
       } else {
@@ -273,7 +273,7 @@ struct ShellTraversal {
   }
 };
 
-// Meet the nearest of a cloud from a finite point, where `searches`; false if it gave up.
+// Visits the points of a cloud nearest to a finite point, where `searches`; false if the search was given up.
 template <Levels levels, class Real, class Lanes, class Visitor>
 POINTPROJ_FN bool visit_shells(
     const CellList<Real>& cells, int cloud, const Vec3<Real>& q, bool searches, Lanes& lanes, Visitor& visitor) {
@@ -295,7 +295,7 @@ POINTPROJ_FN bool visit_shells(
   return search(searches);
 }
 
-// Meet everything of a cloud within the radius, and some that is farther away; nothing unless `searches`.
+// Visits all points of a cloud within the radius, and some that are farther; none unless `searches`.
 template <class Real, class Lanes, class Visitor>
 POINTPROJ_FN void visit_ball(
     const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
@@ -304,7 +304,7 @@ POINTPROJ_FN void visit_ball(
   const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
   const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius) + kLeastDistance<Real>;
-  // A number, so that what is left of it is one: no neighbour is so far away that the square overflows.
+  // Finite, so that differences from it are too: no neighbour is so far away that the square overflows.
   const Real limit = lesser((radius + slack) * (radius + slack), kLargest<Real>);
   int first[3], size[3];
   bool wraps = false;  // the ball extends around the table: no row can be left out by its distance
@@ -342,7 +342,7 @@ POINTPROJ_FN void visit_ball(
       const Real across_y = gap(middle_y, y), across_z = gap(middle_z, z);
       const Real across = across_y * across_y + across_z * across_z;
       int x0 = begin_x, x1 = begin_x + size[0];
-      if (!wraps) {  // only what of this row is in the ball
+      if (!wraps) {  // only the part of the row inside the ball
         const Real half = quick_sqrt(greater(limit - across, Real(0))) + slack;
         x0 += greater(grid.cell_along(q[0] - half, per_unit) - first[0], 0);
         x1 = lesser(x1, begin_x + grid.cell_along(q[0] + half, per_unit) - first[0] + 1);

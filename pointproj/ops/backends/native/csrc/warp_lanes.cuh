@@ -1,7 +1,7 @@
-// The threads of a GPU warp that work on one point together: all 32, or fewer beside others with a point of theirs.
+// Threads of a GPU warp that work on one point together: all 32, or one of several groups, each with its own point.
 //
-// All 32 threads must call these functions together, also where several points are at work: loops go on until
-// all are done. The interface is that of lanes.h.
+// All 32 threads must call these functions together, whatever their points: loops go on until all points are done. The
+// interface is that of lanes.h.
 #pragma once
 
 #include "queue.h"
@@ -14,10 +14,10 @@ constexpr unsigned kAll = 0xffffffffu;
 template <int kWidth, class Number>
 struct Shared {
   Neighbor<Number> queue[kQueueLength + 1];  // one more, so that queues side by side begin in different banks
-  int run[kWidth == 32 ? 32 : 1];            // where the points of a run of candidates are
+  int run[kWidth == 32 ? 32 : 1];            // first point of each run, less the candidates before the run
 };
 
-// Keeps the compiler from computing a number again and again to save its register.
+// Holds a number in a register: the compiler would compute it again each time.
 template <class T>
 POINTPROJ_FN void pin(T& x) {
   if constexpr (sizeof(T) == 8) {
@@ -41,12 +41,12 @@ POINTPROJ_FN T running_sum(T x) {
 template <int kWidth>
 struct WarpLanes {
   static constexpr int width = kWidth;
-  static constexpr int kAtOnce = 2, kMostAtOnce = kAtOnce * kWidth;  // candidates between two pauses
+  static constexpr int kAtOnce = 2, kMostAtOnce = kAtOnce * kWidth;  // points between two calls of flush
   void* queue;
   int* run;
   unsigned group;  // bits of the threads of this point in the warp
   unsigned lower;  // and of all those before this one
-  bool has_item;   // else it repeats what others do
+  bool has_item;   // else it repeats the last one
 
   template <class Number>
   POINTPROJ_FN explicit WarpLanes(Shared<kWidth, Number>& shared, bool has_item = true)
@@ -77,8 +77,8 @@ struct WarpLanes {
   POINTPROJ_FN void add(Sum* to, Sum value) const {
     atomicAdd(to, value);
   }
-  // body(of_point, lane, width) for the points of the warp one after another, by all its threads: of_point(x) is the x
-  // of that point.
+  // Calls body(of_point, lane, width) for the points of the warp one after another, by all its threads: of_point(x) is
+  // the x of that point.
   template <class Body>
   POINTPROJ_FN void each_point(Body body) const {
     for (int first = 0; first < 32; first += kWidth) {
@@ -93,14 +93,10 @@ struct WarpLanes {
     }
   }
   template <class T>
-  POINTPROJ_FN T take(T x, int source) const {
-    return __shfl_sync(kAll, x, source, kWidth);
-  }
-  // With the lane whose number differs by the bits of the mask.
+  POINTPROJ_FN T broadcast(T x, int source) const { return __shfl_sync(kAll, x, source, kWidth); }
+  // The x of the lane whose number differs by the bits of the mask.
   template <class T>
-  POINTPROJ_FN T exchange(T x, int mask) const {
-    return __shfl_xor_sync(kAll, x, mask, kWidth);
-  }
+  POINTPROJ_FN T exchange(T x, int mask) const { return __shfl_xor_sync(kAll, x, mask, kWidth); }
   template <class T>
   POINTPROJ_FN T minimum(T x) const {
     POINTPROJ_UNROLL
@@ -114,7 +110,7 @@ struct WarpLanes {
     return x;
   }
 
-  // Sums over as many lanes as there are numbers in each, to each lane that of the number it has there.
+  // Lane i of kCount lanes gets the sum of their i-th numbers.
   template <int kCount, class Sum>
   POINTPROJ_FN static Sum sums_of(Sum (&numbers)[kCount]) {
     POINTPROJ_UNROLL
@@ -153,24 +149,24 @@ struct WarpLanes {
       POINTPROJ_UNROLL
       for (int j = 0; j < kAtOnce; ++j) {
         const Real squared = squared_distance<Real>(q, some[j].position);
-        visitor.meet(*this, begin + i + j, some[j], squared, i + j < count);
+        visitor.process(*this, begin + i + j, some[j], squared, i + j < count);
       }
-      visitor.pause(*this);
+      visitor.flush(*this);
     }
   }
-  // A whole warp shares out the points of all runs, one a lane.
+  // The points of all runs are divided among the lanes of a warp.
   template <class Real, class Visitor>
   POINTPROJ_FN void visit_shared(
       const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) {
     if (!any(count > 0)) return;
     const int end = running_sum(count), first = end - count;  // of this lane's run among all candidates
-    const int candidates = take(end, kWidth - 1);
+    const int candidates = broadcast(end, kWidth - 1);
     const unsigned runs = ballot(count > 0);
     if (count > 0) run[bits_before(runs)] = begin - first;
     __syncwarp();
     int runs_before = -1;
     for (int start = 0; any(start < candidates); start += kWidth) {
-      // One bit for each candidate of these that is the first of its run: so many runs come before it.
+      // A bit for each of these candidates that begins a run: the bits up to a candidate number the runs.
       const bool starts = count > 0 && first >= start && first < start + kWidth;
       const unsigned heads = __reduce_or_sync(kAll, starts ? 1u << (first - start) : 0u);
       const int at_run = runs_before + __popc(heads & (lower | (1u << lane())));
@@ -185,14 +181,14 @@ struct WarpLanes {
         point = points.load(at);
         squared = squared_distance<Real>(q, point.position);
       }
-      visitor.meet(*this, at, point, squared, exists);
-      visitor.pause(*this);
+      visitor.process(*this, at, point, squared, exists);
+      visitor.flush(*this);
     }
     __syncwarp();
   }
 
-  // The lanes are side by side over the channels of a row, several times if it is long; kVector values are read at a
-  // time, and rows start at multiples of that. What is beyond the last channel reads the first ones in vain.
+  // The lanes have adjacent channels of a row, in several parts if it is long. They read kVector values at a time, and
+  // rows begin at multiples of that. Lanes beyond the last channel read the first ones, and do not use them.
   template <class Sum, int kVector>
   struct RowSum {
     static constexpr int kParts = kChannelsAtOnce / (kWidth * kVector);
@@ -221,7 +217,7 @@ struct WarpLanes {
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
       }
     }
-    // Rows times their weights.
+    // Adds rows times their weights.
     POINTPROJ_FN void add(const Neighbor<Sum>* list, int size) {
 #pragma unroll 4
       for (int i = 0; i < size; ++i) {
@@ -249,9 +245,9 @@ struct WarpLanes {
     }
   };
 
-  // Products of a point's own row with those of its neighbours. The lanes are side by side over the channels, so that a
-  // row is read as whole lines, and each ends up with the product of a neighbour of its own: a lane that reads a row
-  // alone reads it in 32 times as many lines.
+  // Products of a point's row with those of its neighbours. The lanes read adjacent channels of the same row, in whole
+  // lines of the cache, and each lane gets the product of another neighbour. If each lane read a row of its own, they
+  // would read 32 times as many lines.
   template <class Sum, int kVector>
   struct RowProducts {
     static constexpr int kParts = kChannelsAtOnce / (kWidth * kVector);
@@ -289,9 +285,9 @@ struct WarpLanes {
     POINTPROJ_FN Sum with_neighbor(const Neighbor<Sum>* list, int first, int size) const {
       Sum products[kWidth] = {};
       for (int begin = 0; begin < channels; begin += kChannelsAtOnce) {
-        alignas(16) Sum own[kParts][kVector];  // not kept: registers are few, and it is in the cache
+        alignas(16) Sum own[kParts][kVector];  // read again each time: registers are few, and it is in the cache
         load_words(row + begin, begin, own);
-        // Nothing is left out that would have to be decided before it is read: all rows are on their way at once.
+        // No branch comes before a load, so that all rows are loaded at once.
         POINTPROJ_UNROLL
         for (int j = 0; j < kWidth; ++j) {
           alignas(16) Sum values[kParts][kVector];
@@ -307,7 +303,7 @@ struct WarpLanes {
     }
 
    private:
-    // Of the channels from `begin` on; beyond the last one the first are read in vain.
+    // Channels from `begin` on; instead of those beyond the last one, the first.
     POINTPROJ_FN void load_words(const Sum* from, int begin, Sum (&to)[kParts][kVector]) const {
       POINTPROJ_UNROLL
       for (int part = 0; part < kParts; ++part) {
