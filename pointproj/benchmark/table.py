@@ -1,4 +1,4 @@
-"""The writer of tables, from result files alone: all as one Markdown page, and the one of README.md.
+"""Tables from result files: all of them as one Markdown page, and the one of README.md.
 
 python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md
 python -m pointproj benchmark-table benchmarks/nvidia-h100-80gb-hbm3.csv --readme README.md
@@ -19,8 +19,8 @@ from pointproj.benchmark.tutorial import LINES
 HEAD = """# What was measured
 
 The results in the CSV files beside this page: for each device, one table a question. A table has the newest
-run of each implementation; the line above it names the runs where a device has several. [README.md](README.md)
-says what is timed, how, and what bounds it. Written by `python -m pointproj benchmark-table`.
+run of each implementation; the line above it names the runs where a device has several. What is timed, how,
+and what bounds it is said in [README.md](README.md). `python -m pointproj benchmark-table` writes this page.
 """
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
@@ -76,9 +76,9 @@ def _section(device: str, runs: list[list[Row]]) -> Iterator[str]:
     if notes:
         yield f"Not measured here: {'; '.join(notes)}."
     lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
-    said = dict.fromkeys(f"- {r.implementation}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
-    if said:
-        yield "### What the lists of other libraries hold\n\n" + "\n".join(said)
+    kinds = dict.fromkeys(f"- {r.implementation}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
+    if kinds:
+        yield "### What the lists of other libraries hold\n\n" + "\n".join(kinds)
 
 
 def _table(title: str, made: Any, runs: list[list[Row]]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _of_tutorial(rows: list[Row]) -> Groups:
 
 
 def _columns(between: str = " ", /, **keys: str | Mapping[str, str]) -> Columns:
-    """A column for each combination of values, headed by what is said for them; some values are common."""
+    """A column for each combination of values of the mappings, headed by their words; a string is common."""
     common = {key: value for key, value in keys.items() if isinstance(value, str)}
     varied = {key: words for key, words in keys.items() if key not in common}
     return {
@@ -160,14 +160,14 @@ def _columns(between: str = " ", /, **keys: str | Mapping[str, str]) -> Columns:
 
 
 def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str = "clouds") -> Columns:
-    """A column for each heading that rows of some workloads have, with what these rows have in common."""
+    """A column for each heading of the rows of some workloads, with what these rows have in common."""
     order, columns = [*names], {}
     found = [row for row in rows if row.workload in names]
     for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
         each = row.references // row.clouds
         clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        said = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
-        columns[said] = {key: getattr(row, key) for key in ("workload", "references", further)}
+        title = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
+        columns[title] = {key: getattr(row, key) for key in ("workload", "references", further)}
     return columns
 
 
