@@ -76,11 +76,11 @@ def plan(config: BenchConfig, device_type: str, *, interleaved: Sequence[str] = 
     each, and so on.
     """
     parts = [part for name in config.workloads for part in _parts(config, name, device_type)]
-    turns: Counter[str] = Counter()
+    planned: Counter[str] = Counter()  # parts of each workload
 
     def place(part: Part) -> tuple[bool, int]:
-        turns[part.workload] += bool(interleaved)
-        return part.last, turns[part.workload]
+        planned[part.workload] += bool(interleaved)
+        return part.last, planned[part.workload]
 
     return sorted((part for part in parts if not interleaved or part.workload in interleaved), key=place)
 

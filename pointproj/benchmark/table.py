@@ -18,9 +18,9 @@ from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
 
-The results in the CSV files beside this page: for each device, one table a question. A table has the newest
-run of each implementation; the line above it names the runs where a device has several. What is timed, how,
-and what bounds it is said in [README.md](README.md). `python -m pointproj benchmark-table` writes this page.
+The results in the CSV files beside this page. A device has one table of each kind, with the newest run of
+each implementation; the line above it names the runs where a device has several. What is timed, how, and what
+bounds it is said in [README.md](README.md). `python -m pointproj benchmark-table` writes this page.
 """
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
@@ -37,7 +37,7 @@ README_LINES = {
     "native": "**pointproj**, `backend=native`",
 }
 
-Columns = dict[str, dict[str, object]]  # heading -> what the row has whose value stands there
+Columns = dict[str, dict[str, object]]  # heading -> values of the row that it shows
 Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
@@ -82,7 +82,7 @@ def _section(device: str, runs: list[list[Row]]) -> Iterator[str]:
 
 
 def _table(title: str, made: Any, runs: list[list[Row]]) -> Iterator[str]:
-    """The table of one question, if it has a line; each implementation's newest run stands in it."""
+    """A table with its heading and runs, each implementation from its newest run; nothing without lines."""
     columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
     columns_of = columns if callable(columns) else lambda rows: columns
     shown: list[Row] = []

@@ -77,7 +77,7 @@ class TestTable:
         assert (tmp_path / "tables.md").read_bytes() == before
         assert table.tables([row(), row(commit="def", device="another GPU")]).count("commit") == 2
 
-    def test_a_question_has_one_table_of_the_newest_runs(self):
+    def test_a_device_has_one_table_of_a_kind_with_the_newest_runs(self):
         newer = {"commit": "def", "date": "2026-02-03T04:05:06+00:00"}
         old = [row(p50_ms=1.0), row(execution="eager", p50_ms=2.0), row(implementation="native", p50_ms=3.0)]
         new = [row(**newer, p50_ms=4.0), row(**newer, workload="import", mode="import", p50_ms=5.0)]
