@@ -1,6 +1,6 @@
 """Measure the backends and other libraries: ``python bench.py --help`` says how.
 
-Thin on purpose: what Hydra composed goes to the package, and nothing heavy is imported before a run.
+It passes what Hydra composed to the package. Nothing heavy is imported before a run.
 """
 
 import sys
@@ -32,11 +32,11 @@ def bench(composed: DictConfig) -> None:
     except Exception as error:
         if not is_user_error(error):
             raise
-        sys.exit(f"{type(error).__name__}: {error}")  # without words of Hydra's after it
+        sys.exit(f"{type(error).__name__}: {error}")  # without Hydra's own message
 
 
 def main() -> None:
-    """Run, and leave with 130 after Ctrl-C: the rows measured by then are in the file."""
+    """Run, and exit with 130 after Ctrl-C: the rows measured until then are in the file."""
     try:
         overrides.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
     except ConfigError as error:

@@ -36,23 +36,24 @@ class Calls:
     def make(self, mode: str, execution: str) -> Call:
         """The call to check and time.
 
-        It returns an index, Nearest, a list, values, (values, gradients), a prediction (1, Q), or of a step
-        nothing.
+        By mode it returns an index, :class:`Nearest`, a list, values, (values, *gradients), or a prediction
+        (1, Q); what a step returns is not read.
         """
         if mode in NETWORK:
-            return self._network(mode, execution)
+            return self._network_call(mode, execution)
         compiled = execution == "compiled"
-        call = self._sums(mode, compiled) if mode in (*SUMS, *LIST_SUMS) else self._found(mode, compiled)
+        make = self._aggregation_call if mode in (*SUMS, *LIST_SUMS) else self._search_call
+        call = make(mode, compiled)
         return captured(call, self.device) if execution == "captured" else call
 
     @cached_property
     def leaves(self) -> tuple[Tensor, ...]:
-        """The inputs' tensors."""
+        """Copies of the inputs' tensors, which require gradients."""
         return tuple(tensor.detach().clone().requires_grad_() for tensor in self.inputs.tensors)
 
     @cached_property
     def upstream(self) -> Tensor:
-        """The gradient of the loss by the result; calls read it in place, also those that were captured."""
+        """The gradient of the loss with respect to the result, filled in place: captured calls read it."""
         problem = self.inputs.problem
         return problem.features.new_empty(*problem.query_points.shape[:-1], problem.features.shape[-1])
 
@@ -72,19 +73,19 @@ class Calls:
 
     @cached_property
     def batch(self) -> dict[str, Tensor]:
-        """What a step takes: the inputs' one cloud, and a random target."""
+        """The batch of a step: the inputs' one cloud, and a random target."""
         query, points = self.inputs.points
         target = torch.randn(1, len(query), generator=torch.Generator().manual_seed(SEED)).to(self.device)
         return {"query_points": query, "reference_points": points[None], "target": target}
 
-    def _found(self, mode: str, compiled: bool) -> Call:
+    def _search_call(self, mode: str, compiled: bool) -> Call:
         find, inputs = self.implementation.find, self.inputs
         if mode == "search":
             index = find["build"](inputs)
             return lambda: find["knn"](inputs, index)
         return _function(lambda: find[mode](inputs), compiled)
 
-    def _sums(self, mode: str, compiled: bool) -> Call:
+    def _aggregation_call(self, mode: str, compiled: bool) -> Call:
         implementation, inputs = self.implementation, self.inputs
         function = pointproj.aggregate if mode in LIST_SUMS else implementation.aggregate
         function = self._function(function, compiled)
@@ -96,8 +97,8 @@ class Calls:
         elif mode == "gradients":
             points = [tensor.detach().clone().requires_grad_() for tensor in inputs.points]
             sigma = torch.tensor(inputs.sigma, device=self.device, requires_grad=True)
-            moved = inputs._replace(problem=Problem(*points, *inputs.problem[2:]), sigma=sigma)
-            leaves, given = (*self.leaves, *points, sigma), (moved, *self.leaves)
+            differentiable = inputs._replace(problem=Problem(*points, *inputs.problem[2:]), sigma=sigma)
+            leaves, given = (*self.leaves, *points, sigma), (differentiable, *self.leaves)
 
         def with_gradients() -> tuple[Tensor, ...]:
             values = function(*given)
@@ -106,7 +107,7 @@ class Calls:
 
         return with_gradients
 
-    def _network(self, mode: str, execution: str) -> Call:
+    def _network_call(self, mode: str, execution: str) -> Call:
         step = self.step(execution)
         if mode == "forward":
             forward = lambda: step.forward(self.batch).detach()  # noqa: E731
@@ -124,7 +125,7 @@ def _function(function: Callable, compiled: bool) -> Callable:
 
 
 def captured(function: Call, device: torch.device) -> Call:
-    """Capture the GPU work of a function as one CUDA graph, which a call replays into the same tensors."""
+    """Capture a function as one CUDA graph; the call returned replays it into the same tensors."""
     stream = torch.cuda.Stream(device)
     with on_stream(stream):
         for _ in range(STEPS_BEFORE_CAPTURE):

@@ -1,7 +1,7 @@
 """The inputs that every backend is tested and timed with.
 
-A case says what is special about its clouds; :meth:`Case.problem` makes the tensors, the same ones on every
-machine and for every backend.
+A case describes its clouds; :meth:`Case.problem` makes the tensors, the same on every machine and for every
+backend.
 """
 
 from collections.abc import Callable
@@ -48,8 +48,8 @@ class Case:
     """One kind of input.
 
     ``k`` and ``radius`` are the arguments of the two operators, None where the case is not meant for one.
-    With ``batch`` the points are split into that many dense clouds; ``sizes`` cuts them into a ragged
-    batch of (queries, references) a cloud.
+    With ``batch`` the points are split into that many clouds of equal size; with ``sizes`` into a ragged
+    batch, of which each cloud has (queries, references).
     """
 
     id: str
@@ -65,6 +65,7 @@ class Case:
 
     @property
     def operators(self) -> tuple[str, ...]:
+        """The operators that the case is meant for."""
         return tuple(n for n, v in (("knn", self.k), ("radius", self.radius)) if v is not None)
 
     def neighborhood(self, operator: str) -> float:
@@ -102,13 +103,14 @@ def clustered(count: int) -> Callable[[torch.Generator], Tensor]:
     def points(g: torch.Generator) -> Tensor:
         ball = torch.randn(count // 2, 3, generator=g, dtype=torch.float64)
         ball *= 1e-3 / ball.norm(dim=1, keepdim=True).clamp(min=1.0)
-        spread = torch.cat([ball + 0.3, cube(g, count - count // 2)])
-        return spread[torch.randperm(count, generator=g)]
+        cloud = torch.cat([ball + 0.3, cube(g, count - count // 2)])
+        return cloud[torch.randperm(count, generator=g)]
 
     return points
 
 
 def cube(g: torch.Generator, count: int) -> Tensor:
+    """(count, 3) points, uniform in [-1, 1]^3."""
     return torch.rand(count, 3, generator=g, dtype=torch.float64) * 2 - 1
 
 

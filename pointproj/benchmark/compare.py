@@ -11,7 +11,7 @@ from statistics import geometric_mean
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
 from pointproj.benchmark.table import markdown
 
-ALLOWED = 1.03  # a row with a larger ratio is slower
+ALLOWED = 1.03  # a row whose ratio is larger is marked as slower
 
 
 def report(before: list[Row], after: list[Row]) -> str:
@@ -36,10 +36,10 @@ def report(before: list[Row], after: list[Row]) -> str:
     lines = [f"{when}: {row.device}, commit {row.commit}, {row.date}\n" for when, row in newest.items()]
     lines += [*_summary({old[key]: ratio for key, ratio in ratios.items()}), ""]
     lines += markdown("row", ["before, ms", "after, ms", "ratio", ""], rows)
-    if lost := [row for key, row in old.items() if key not in new]:
+    if untimed := [row for key, row in old.items() if key not in new]:
         reasons = {row.measurement: f"{row.status}: {row.note}" for row in after}
         lines.append("\nTimed before, but not after:\n")
-        lines += (f"- {_name(row)} ({reasons.get(row.measurement, 'no such row')})" for row in lost)
+        lines += (f"- {_name(row)} ({reasons.get(row.measurement, 'no such row')})" for row in untimed)
     return "\n".join(lines)
 
 

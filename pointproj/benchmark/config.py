@@ -33,16 +33,16 @@ class BenchConfig:
 
     workloads: list[str] = field(default_factory=lambda: list(WORKLOADS))  # measured in this order
     modes: list[str] = field(default_factory=lambda: list(MODES))
-    execution: list[str] | None = None  # null: those of the workload that the device has (captured: CUDA)
+    execution: list[str] | None = None  # null: those of the workload that the device can run
     backends: list[str] | None = None  # null: all of pointproj.backends
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
-    gpu_memory: str = "torch"  # torch | rmm: who allocates it; with rmm, names end in "+ RMM"
+    gpu_memory: str = "torch"  # torch | rmm: what allocates it; with rmm, names end in "+ RMM"
     sizes: list[int] | None = None  # of scaling, lists, attend; null: those of the device, in workloads.py
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
-    minutes: float = 8.0  # after this long the rest is left out
-    started: str | None = None  # when the run was; null: now. One that was cut off then goes on
+    minutes: float = 8.0  # after this long no row is begun
+    started: str | None = None  # date of an interrupted run to continue; null: a new run
     output: str | None = None  # CSV file; null: benchmarks/<device>.csv
 
 
@@ -54,7 +54,7 @@ def register_schema() -> None:
 def to_bench_config(composed: Any) -> BenchConfig:
     """Turn what Hydra composed into a checked :class:`BenchConfig`.
 
-    Raises ConfigError with every wrong value, what was expected, and what looks like it.
+    Raises ConfigError with every wrong value, what was expected, and a similar known name.
     """
     config = OmegaConf.to_object(composed)
     problems = [*_problems(config)]
@@ -64,7 +64,7 @@ def to_bench_config(composed: Any) -> BenchConfig:
 
 
 def unknown(key: str, values: Iterable[str], known: tuple[str, ...]) -> Iterator[str]:
-    """A sentence for each value that is not known: what was expected, what was got, what looks like it."""
+    """A sentence for each unknown value: what was expected, what was given, and a similar known name."""
     for value in values:
         if value not in known:
             yield f"{key}: expected some of {', '.join(known)}; got {value}{nearest(value, known)}"

@@ -1,8 +1,8 @@
 """What an implementation is: one of our backends, or another library that does the same work.
 
-Its functions take a :class:`~pointproj.benchmark.workloads.Inputs`, and return all that a user's call
-returns. What a compiled function leaves out, the compiler does not compute: a time of half the results would
-be of half the work. :mod:`pointproj.benchmark.peers` is the table of the other libraries.
+Its functions take :class:`~pointproj.benchmark.workloads.Inputs`, and return all that a user's call returns:
+a compiler leaves out what a function does not return, and the time would be of less work.
+:mod:`pointproj.benchmark.peers` is the table of the other libraries.
 """
 
 import functools
@@ -23,15 +23,15 @@ from pointproj.nn.projector import CloudEncoding, Projector
 from pointproj.runtime.errors import first_line
 
 HIDDEN = 25
-OURS, THEIRS = 1e-4, 1e-3  # errors allowed
-THEIR_SUMS = 5e-2  # around their search: of two equally far they may take the other
+OURS, THEIRS = 1e-4, 1e-3  # largest errors allowed, of our backends and of other libraries
+THEIR_SUMS = 5e-2  # of sums over the neighbours they find: of two equally distant points they may take either
 
-ALL_PAIRS = {"cuda": 1e10, "cpu": 7e7}  # a second, of torch; on a CPU of each thread
-SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers, by name: (query points, reference points, k)
+PAIRS_PER_SECOND = {"cuda": 1e10, "cpu": 7e7}  # that torch compares; on a CPU, for each thread
+SEARCHES: dict[str, Callable[..., Any]] = {}  # of peers; called with query points, reference points, k
 
 
 class Nearest(NamedTuple):
-    """The k nearest of every query, as a library returns them: in its own integers, perhaps squared."""
+    """The k nearest of every query, as a library returns them; distances may be squared."""
 
     distances: Float[Tensor, "*queries k"] | None
     indices: Int[Tensor, "*queries k"]
@@ -43,7 +43,7 @@ class FoundPairs(NamedTuple):
     queries: Int[Tensor, " pairs"]
     indices: Int[Tensor, " pairs"]
     distances: Float[Tensor, " pairs"] | None = None
-    counts: Int[Tensor, " q"] | None = None  # all within the radius, also those that were left out
+    counts: Int[Tensor, " q"] | None = None  # of neighbours within the radius, listed or not
 
 
 @dataclass(frozen=True)
@@ -52,29 +52,29 @@ class Implementation:
 
     name: str  # in the results
     package: str  # the distribution whose version is noted
-    # By mode; a backend's "knn" takes the index that its "build" made, too.
+    # Searches by mode. A backend's "knn" also takes the index that its "build" returned.
     find: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     aggregate: Callable[..., Tensor] | None = None  # of inputs and their tensors
     kind: str = "peer"  # backend | peer
     operator: str = "radius"  # knn | radius | farthest_points | attend
-    modes: tuple[str, ...] = ()  # which of a workload's are called
+    modes: tuple[str, ...] = ()  # those of a workload that it has
     executions: tuple[str, ...] = ("eager",)
-    imports: tuple[str, ...] = ()  # what must be importable
+    imports: tuple[str, ...] = ()  # modules that must be importable
     devices: tuple[str, ...] = ("cuda",)  # types of devices that it runs on
     missing: str | None = None  # why it cannot run here
     batched: bool = False  # whether it takes dense batches too
-    # Where time grows with queries times references: about how many pairs a second, as of ALL_PAIRS.
+    # If time grows with queries times references: pairs per second and type of device, as PAIRS_PER_SECOND.
     brute_force: Mapping[str, float] = field(default_factory=dict)
-    bytes_per_pair: float = 0.0  # memory that grows so as well
-    read: Callable[[Any], FoundPairs] | None = None  # lists as it returns them to pairs
-    returns: str = ""  # what its results are, where that is something else than ours
-    nearest: bool = True  # whether the neighbours beyond k that a list leaves out are the farthest
-    itself: bool = True  # whether a point is a neighbour of itself
-    compared: bool = True  # false if it computes something else
+    bytes_per_pair: float = 0.0  # memory that it needs for each pair
+    read: Callable[[Any], FoundPairs] | None = None  # makes pairs of a list that it returned
+    returns: str = ""  # how its results differ from ours: the note of its rows
+    nearest: bool = True  # whether a list of at most k neighbours has the nearest ones
+    itself: bool = True  # whether a point stands in its own list
+    compared: bool = True  # whether its results are compared; false if its formula differs
 
     @property
     def columns(self) -> dict[str, str]:
-        """Those of its rows."""
+        """The columns of its rows that describe it."""
         return {"implementation": self.name, "kind": self.kind, "package": self.package}
 
     def allowed(self, mode: str) -> float:
@@ -84,11 +84,11 @@ class Implementation:
         return THEIR_SUMS if "knn" in self.find and mode in (*SUMS, *NETWORK) else THEIRS
 
     def not_installed(self) -> str | None:
-        """None if what it needs can be imported, else one line with the reason."""
+        """None if all that it needs can be imported, else the reason in one line."""
         return next(filter(None, map(import_failure, self.imports)), None)
 
     def network(self, inputs: Inputs) -> Projector:
-        """A projector, of other libraries its MLPs around their aggregation."""
+        """The projector with this backend; of a peer, its aggregation between the projector's MLPs."""
         kind = "knn" if inputs.radius is None else "radius"
         of = {"kind": kind, "k": inputs.k, "radius": inputs.radius, "sigma": inputs.sigma}
         if self.kind == "backend":
@@ -104,7 +104,7 @@ class PeerNetwork(Projector):
         self.peer, self.inputs = peer, inputs
 
     def decode(self, query_points: Tensor, encoding: CloudEncoding, **_: Any) -> Tensor:
-        """(Q, 3) and what the first MLP gives for (1, N, 3) to (1, Q, 1)."""
+        """(1, Q, 1) from (Q, 3) query points and the encoding of (1, N, 3) reference points."""
         points, hidden = encoding.reference_points[0], encoding.features[0]
         inputs = self.inputs._replace(problem=Problem(query_points, points, hidden))
         return self.query_mlp(self.peer.aggregate(inputs, hidden))[None]
@@ -112,13 +112,13 @@ class PeerNetwork(Projector):
 
 @functools.cache
 def import_failure(module: str) -> str | None:
-    """None if a module can be imported, else one line with the reason."""
+    """None if a module can be imported, else the reason in one line."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take most of the GPU
     for _ in range(2):  # a torchvision made for another torch fails once; the second import works without it
         try:
             importlib.import_module(module)
             return None
-        except Exception as error:  # broken installations raise all sorts
+        except Exception as error:  # a broken installation may raise anything
             failure = f"{module} cannot be imported: {first_line(error)}"
     return failure
 
@@ -150,7 +150,7 @@ def padded_pairs(
     distances: Float[Tensor, "q k"] | None = None,
     counts: Int[Tensor, " q"] | None = None,
 ) -> FoundPairs:
-    """Pairs of a padded list."""
+    """The pairs of a padded list, of which ``exists`` marks the used slots."""
     queries = exists.nonzero()[:, 0]
     return FoundPairs(
         queries, indices[exists].long(), None if distances is None else distances[exists], counts

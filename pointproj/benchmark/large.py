@@ -1,8 +1,8 @@
 """The workload ``large``: a cloud close to the largest that fits, on one GPU or in slabs on several.
 
 In one process the operator is called like everywhere else. Started by torchrun, each process makes the points
-of its own slab, and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. Some queries are compared
-with the reference, among the points near them from all processes.
+of its own slab, and the operator is :func:`pointproj.ops.sharded.radius_aggregate`. For some queries, the
+result is compared with the reference, which gets the points near them from all processes.
 """
 
 import math
@@ -30,7 +30,7 @@ CHANNELS = 32
 NEIGHBORS = 32  # on average within the radius
 SIGMA = 1e-3  # of the order of the radius
 CHECKED = 8  # queries per process that are compared with the reference
-REPETITIONS = 5  # the same in every process: each call is made by all of them
+REPETITIONS = 5  # the same number in every process: all take part in each call
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
@@ -99,14 +99,14 @@ class LargeCloud:
         errors = [relative_error(result[0][self.checked], values)]
         if len(result) > 1:
             errors.append(relative_error(result[1][rows], gradient))
-            result[1][rows] = 0.0  # elsewhere it is 0 already
+            result[1][rows] = 0.0  # all other rows should be 0
             outside = result[1].norm() / gradient.norm().clamp(min=1e-30)
             errors.append(outside.nan_to_num(nan=math.inf).item())
-            self.upstream.copy_(self._upstream)  # from now on every query counts
+            self.upstream.copy_(self._upstream)  # for the calls that are timed
         return max(self.processes.gather(max(errors)))
 
     def _by_reference(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Values of the queries checked here; the features' gradient near all checked queries; its rows."""
+        """Values of this process's checked queries; the features' gradient, and the rows that it is of."""
 
         def everywhere(tensor: Tensor) -> list[Tensor]:
             """The tensor of each process."""

@@ -1,8 +1,8 @@
 """The workloads ``gino`` and ``geotransolver``: a step of a model, with its library's search and with ours.
 
-The library's search of GINO forms all pairs, and its sums are a loop over the queries; that of GeoTransolver
-takes the first neighbours that it finds, ours the nearest ones. A step is the forward, the mean square of the
-output, the backward, and SGD, which holds no state.
+GINO's own search forms all pairs, and its sums are a loop over the queries. GeoTransolver's own search takes
+the first neighbours that it finds; ours takes the nearest. A step is the forward, the mean square of the
+output, the backward, and SGD, which has no state.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from pointproj.benchmark.results import MISSING, Row
 from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
 
-LONGEST_S = 1800
+LONGEST_S = 1800  # of a row
 RADIUS = 0.033  # of GINO, its default
 Made = tuple[nn.Module, dict[str, Tensor]]
 
@@ -30,21 +30,19 @@ Made = tuple[nn.Module, dict[str, Tensor]]
 class Model(NamedTuple):
     """A library's model, and what is measured of it.
 
-    ``make`` takes whether the search is ours, and the number of points; of None a small model comes, to
-    compare results.
+    ``make`` takes whether the search is ours, the number of points, and the device. For None points it makes
+    a small model, whose results are compared.
     """
 
     imports: str
     make: Callable[[bool, int | None, torch.device], Made]
-    seconds_on_cpu: dict[
-        tuple[str, int], float
-    ]  # of each implementation and number of points that is measured
+    seconds_on_cpu: dict[tuple[str, int], float]  # estimates; a row for each implementation, number of points
     columns: dict[str, Any]  # of all rows
     executions: tuple[str, ...] = ("eager",)
 
 
 def _points(count: int | None, device: torch.device) -> Tensor:
-    """On a surface within [0, 1]^3, or few random ones."""
+    """Points on a surface within [0, 1]^3; for None a few random ones."""
     if count is None:
         return torch.rand(300, 3, generator=torch.Generator().manual_seed(0)).to(device)
     points = furniture_surface("chair", count, np.random.default_rng(0))
@@ -62,10 +60,10 @@ def make_gino(ours: bool, count: int | None, device: torch.device) -> Made:
     ticks = torch.linspace(0, 1, side, device=device)
     grid = torch.stack(torch.meshgrid(ticks, ticks, ticks, indexing="ij"), dim=-1)
     if count is None:
-        # At the radius itself the library's rounding, of a matrix product, decides what is a neighbour.
+        # The library rounds distances as a matrix product does, so near the radius it may decide otherwise.
         distances = torch.cdist(points.double(), grid.view(-1, 3).double())
         points = points[((distances - radius).abs() >= 1e-3).all(1)]
-    # Without Open3D and torch-scatter, which are made for no recent torch.
+    # Without Open3D and torch-scatter, which have no build for recent versions of torch.
     without = {"gno_use_open3d": False, "gno_use_torch_scatter": False}
     radii = {"in_gno_radius": radius, "out_gno_radius": radius}
     model = neural.GINO(in_channels=3, out_channels=1, **radii, **without, **small).to(device)
@@ -84,7 +82,7 @@ def make_geotransolver(ours: bool, count: int | None, device: torch.device) -> M
     points, radii, small = _points(count, device) - 0.5, (0.01, 0.02, 0.05, 0.1, 0.25, 0.5), {}
     if count is None:
         radii, small = (0.1, 0.3), {"n_layers": 1, "n_hidden": 16, "n_head": 2, "slice_num": 4}
-        # Of the library's searches, that in torch finds the nearest, too.
+        # Of the library's searches, only the one in torch finds the nearest, as ours does.
         ball_query.radius_search = radius_search if ours else partial(radius_search, implementation="torch")
     scales = {"radii": [*radii], "neighbors_in_radius": [32] * len(radii)}
     local = {"geometry_dim": 3, "include_local_features": True, **scales}
@@ -103,10 +101,10 @@ def _use_our_search(ours: bool) -> None:
 GINO = Model(
     "neuralop.models",
     make_gino,
-    # Of 10^6 points the library would form 3e10 pairs.
+    # With 10^6 points the library would form 3e10 pairs.
     {("neuraloperator", 10**4): 180, ("pointproj", 10**4): 5, ("pointproj", 10**6): 150},
     {"radius": RADIUS, "channels": 3, "queries": 32**3},
-)  # the number of pairs is a shape, so only eager
+)  # only eager: the number of pairs is a shape
 GEOTRANSOLVER = Model(
     "physicsnemo.models.geotransolver",
     make_geotransolver,

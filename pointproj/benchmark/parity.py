@@ -19,10 +19,10 @@ from pointproj.benchmark.peers import attention_by_einsum
 from pointproj.benchmark.workloads import Inputs, Workload
 from pointproj.ops.specification import reference
 
-PAIRS = {"cuda": 2**28, "cpu": 2**23}
-PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # in one piece: it keeps all pairs times channels
+PAIRS = {"cuda": 2**28, "cpu": 2**23}  # that the reference compares
+PAIRS_WITH_GRADIENT = {"cuda": 2**22, "cpu": 2**20}  # at once: autograd stores pairs times channels
 FEWEST_QUERIES = 16
-BOUNDARY = 1e-5  # pairs whose distance differs from the radius by this part of it may be found or not
+BOUNDARY = 1e-5  # relative to the radius: a list may have or lack a pair that is so close to it
 WRONG = float("inf")
 
 
@@ -64,8 +64,8 @@ class Expected:
     def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
         """The largest error of a neighbour's distance, relative to the distance of the k-th neighbour.
 
-        Indices come in any order; one that is out of range or twice in a row gives inf. Other libraries
-        return squared distances, or none: only those of backends are compared.
+        Indices may come in any order. An index that is out of range, or twice among the neighbours of one
+        query, gives inf. ``check_distances`` compares the returned distances too.
         """
         k = self.inputs.k
         indices = found.indices.reshape(-1, k)[self.checked].long()
@@ -97,9 +97,10 @@ class Expected:
     def pairs_error(self, mode: str, found: FoundPairs, implementation: Implementation) -> float:
         """The largest error of a distance in a list of all queries, relative to the radius.
 
-        Distances that were returned are compared with those of the indices, and these with those of the
-        nearest, if the nearest had to be found. The error is inf if a query has too many or too few
-        neighbours, one that does not exist, or one twice, or if its count is wrong.
+        Returned distances are compared with those between the points. If the implementation promises the
+        nearest, the distances of the listed points are compared with those of the nearest. The error is inf
+        if a query has too many or too few neighbours, one that does not exist, or one twice, or a wrong
+        count.
         """
         rows, radius = self.checked, self.inputs.radius
         most = self.inputs.k if mode == "padded" else None
@@ -110,9 +111,9 @@ class Expected:
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
         if found.counts is not None and _outside(found.counts[rows], fewest, largest):
             return WRONG
-        place = torch.full((len(self.query),), -1, device=self.device)
-        place[rows] = torch.arange(len(rows), device=self.device)
-        row = place[found.queries]
+        position = torch.full((len(self.query),), -1, device=self.device)
+        position[rows] = torch.arange(len(rows), device=self.device)
+        row = position[found.queries]
         checked = row >= 0
         row, index = row[checked], found.indices[checked]
         if ((index < 0) | (index >= exact.shape[1])).any():
@@ -135,9 +136,10 @@ class Expected:
         return worst.nan_to_num(nan=WRONG).max().item() if len(worst) else 0.0
 
     def farthest_error(self, rows: Tensor) -> float:
-        """By how much a chosen point is nearer to those before it than the farthest, in squared distances.
+        """The largest 1 - d / D over all choices; ``rows`` are (count,) or (B, count) in the order chosen.
 
-        ``rows`` are (count,) or (B, count) as they were chosen; one that is chosen twice gives 1.
+        Here d is the squared distance of the chosen point to the nearest point chosen before it, and D that
+        of the farthest point. A row that is chosen twice gives 1.
         """
         points = self.query.double().view(len(self.clouds), -1, 3)
         nearest = points.new_full(points.shape[:2], torch.inf)
@@ -157,8 +159,9 @@ class Expected:
     def sums_error(self, mode: str, values: Tensor, *gradients: Tensor) -> float:
         """The largest error of aggregated features and of gradients, relative in norm.
 
-        The mode says over which neighbours. Gradients, for the upstream of :meth:`fill_upstream`, are of the
-        features, then of query points, reference points and sigma; of attention, of what it is given.
+        The mode decides which neighbours are summed. Gradients, for the upstream gradient of
+        :meth:`fill_upstream`, are those of features, query points, reference points and sigma; of attention
+        those of queries, keys and values.
         """
         exact, exact_gradients = self._sums(mode if mode in LIST_SUMS else "operator")
         errors = [relative_error(values.flatten(0, -2)[self.checked], exact)]
@@ -167,7 +170,7 @@ class Expected:
         return max(errors)
 
     def network_error(self, prediction: Tensor, model: torch.nn.Module) -> float:
-        """The error of a prediction (1, Q), relative in norm, for the weights that the model has now."""
+        """The error of a prediction (1, Q), relative in norm, for the model's present weights."""
         rows = self.rows[0][: FEWEST_QUERIES * 16].to(self.device)
         aggregate = self._aggregate("operator")
         with torch.no_grad():
@@ -176,27 +179,27 @@ class Expected:
             return relative_error(prediction[:, rows], model.query_mlp(sums).T)
 
     def fill_upstream(self, upstream: Tensor, *, checked_only: bool) -> None:
-        """Fill with the same random numbers each time, or with zeros for queries that are not checked."""
+        """Fill with random numbers, the same each time; if wanted, with zeros for queries not checked."""
         rows = upstream.view(-1, upstream.shape[-1])
         if checked_only:
-            rows.zero_()[self.checked] = self._numbers[self.checked]
+            rows.zero_()[self.checked] = self._upstream[self.checked]
         else:
-            rows.copy_(self._numbers)
+            rows.copy_(self._upstream)
 
     @cached_property
-    def _numbers(self) -> Tensor:
-        """The gradient of the loss, a row for each query."""
+    def _upstream(self) -> Tensor:
+        """The gradient of the loss with respect to the result, a row for each query."""
         generator, size = torch.Generator().manual_seed(2), (len(self.query), self.features.shape[1])
         return torch.randn(size, generator=generator, dtype=self.features.dtype).to(self.device)
 
     def _attention(self, form: str) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """In fp64, of the checked queries."""
+        """Values and gradients in fp64, of the checked queries."""
         rows, lists = self.checked, self.inputs.neighbors
         lists = pointproj.Neighbors(lists.indices[rows], lists.distances[rows])
         leaves = [tensor.double().requires_grad_() for tensor in self.inputs.tensors]
         query, *others = leaves
         values = attention_by_einsum(self.inputs._replace(neighbors=lists), query[rows], *others)
-        return values.detach(), torch.autograd.grad(values, leaves, self._numbers[rows].double())
+        return values.detach(), torch.autograd.grad(values, leaves, self._upstream[rows].double())
 
     def _by_reference(self, form: str) -> tuple[Tensor, list[Tensor]]:
         aggregate, values = self._aggregate(form), []
@@ -207,7 +210,7 @@ class Expected:
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
             for some in rows.to(self.device).split(max(1, pairs // max(1, own.stop - own.start))):
                 value = aggregate(query[some], points[own], features[own], sigma)
-                value.backward(self._numbers[some])  # adds to the gradients
+                value.backward(self._upstream[some])  # adds to the gradients
                 values.append(value.detach())
         return torch.cat(values), [of.grad for of in leaves]
 

@@ -1,6 +1,6 @@
-"""The peers: what each library finds in one small function, and the table of them.
+"""The peers: one small function for each search or sum of another library, and the table of them.
 
-Adding a peer means adding a function and its entry; :func:`peer` says what it takes and returns.
+To add a peer, add a function and its entry; :func:`peer` says what the function takes and returns.
 """
 
 import contextlib
@@ -17,14 +17,20 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark import implementations
 from pointproj.benchmark.config import EXECUTIONS, NETWORK, SUMS
-from pointproj.benchmark.implementations import ALL_PAIRS, FoundPairs, Implementation, Nearest, padded_pairs
+from pointproj.benchmark.implementations import (
+    PAIRS_PER_SECOND,
+    FoundPairs,
+    Implementation,
+    Nearest,
+    padded_pairs,
+)
 from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Inputs
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
 
 _SUMMED = (*SUMS[:2], *NETWORK)
-# What a peer finds: its operator, and the modes that are called.
+# By what a function finds: its operator, and the modes in which it is called.
 _FINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{"knn": ("knn", ("knn", *_SUMMED)), "knn_sums": ("knn", _SUMMED), "sums": ("radius", _SUMMED)},
     **{"attend": ("attend", SUMS[:2]), "farthest": ("farthest_points", ("farthest",))},
@@ -125,13 +131,13 @@ def _physicsnemo_block(device: torch.device) -> Callable:
 
 
 def physicsnemo_attention(inputs: Inputs, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention of its block alone, which makes its own values: neither search nor what follows."""
+    """Only the attention of its block, without search and output layers. The block makes its own values."""
     points, rows = inputs.points[0], inputs.neighbors.indices
     return _physicsnemo_block(query.device)(query, keys, points, points, rows, None)
 
 
 def _of(path: str) -> Any:
-    """What a library has under this name; it is imported when it is called."""
+    """An object of a library by its path; the library is imported at the first call."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
@@ -161,15 +167,15 @@ def physicsnemo_padded(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> FoundPairs:
-    """Slots that are not used hold index 0 as well, but the origin as its point."""
+    """The pairs of used slots. An unused slot holds index 0 and, as the point, the origin."""
     indices, points, distances = found
     return padded_pairs(indices, (indices != 0) | (points != 0).any(-1), distances)
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:
     """The same memory as arrays of CuPy on a GPU, and of numpy elsewhere."""
-    made = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
-    return [made(tensor.detach()) for tensor in tensors]
+    convert = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
+    return [convert(tensor.detach()) for tensor in tensors]
 
 
 def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor]:
@@ -181,7 +187,7 @@ def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -
 
 
 def _tree_padded(tree: Callable, inputs: Inputs) -> tuple[Tensor, Tensor, int]:
-    """Distances, indices and N, where an index of N is none."""
+    """Distances, indices and N; an unused slot holds index N."""
     return *tree(*inputs.points, inputs.k, distance_upper_bound=inputs.radius), len(inputs.points[1])
 
 
@@ -203,7 +209,7 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor
 
 
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Build the tree and query it; k is 4, 8 or 16, so for another k more are found. Squared distances."""
+    """Build the tree and query it. The library finds 4, 8 or 16, and returns squared distances."""
     found = next(able for able in (4, 8, 16) if able >= k)
     with _of("torchbvh.BVH")(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
@@ -262,26 +268,26 @@ def _cluster_pairs(inputs: Inputs, most: int = MAX_IN_RADIUS) -> Tensor:
 
 
 def _nvalchemi(inputs: Inputs, most: int, *, pairs: bool = False) -> tuple[Tensor, ...]:
-    """Its cell list, of one set of points: indices, counts, shifts and distances; or made into pairs."""
+    """Its cell list of one set of points: padded indices, counts, shifts and distances; or pairs."""
     options = {"method": "cell_list", "max_neighbors": most, "return_neighbor_list": pairs}
     search = _of("nvalchemiops.torch.neighbors.neighbor_list")
     return search(inputs.points[0], inputs.radius, return_distances=True, **options)
 
 
 def _scipy_pairs(inputs: Inputs) -> Any:
-    """The pairs of two trees and their distances as a structured array; without ``workers``."""
+    """The pairs of two trees and their distances as a structured array, found on one core."""
     trees = [_of("scipy.spatial.cKDTree")(points) for points in _arrays(*inputs.points)]
     return trees[0].sparse_distance_matrix(trees[1], inputs.radius, output_type="ndarray")
 
 
 def scipy_csr(inputs: Inputs) -> tuple[Tensor, ...]:
-    """The distances between two trees."""
+    """Queries, indices and distances of the pairs."""
     found = _scipy_pairs(inputs)
     return tuple(torch.from_numpy(found[column].copy()) for column in "ijv")
 
 
 def scipy_radius(inputs: Inputs, features: Tensor) -> Tensor:
-    """A sparse matrix of distances between two trees, turned into weights; a sparse product."""
+    """A product with a sparse matrix: the weights of the pairs of two trees, divided by their sums."""
     found, dtype = _scipy_pairs(inputs), features.dtype
     weights = torch.from_numpy(found["v"]).div(-inputs.sigma).exp().to(dtype).numpy()
     sizes = [len(points) for points in inputs.points]
@@ -303,27 +309,27 @@ class _SparseProduct(torch.autograd.Function):
         return torch.from_numpy(ctx.matrix.T @ grad.numpy()).to(grad.dtype), None
 
 
-EAGER = {"executions": EXECUTIONS[:1]}  # no table shows how their networks run compiled
+EAGER = {"executions": EXECUTIONS[:1]}  # no table has their compiled networks
 TRACED = {"executions": EXECUTIONS[:2]}  # torch.compile can trace it
-PLAIN = {**TRACED, "brute_force": ALL_PAIRS}
+PLAIN_TORCH = {**TRACED, "brute_force": PAIRS_PER_SECOND}
 ON_GPU = {"brute_force": {"cuda": 1e11}}
 TILED = {"brute_force": {"cuda": 3e11}}
 GPU_ONLY = {"devices": BOTH[1:], **ON_GPU}
-FIRST_MET = {"nearest": False}
-# How what is returned is read.
+FIRST_FOUND = {"nearest": False}
+# How the list of a library is read.
 ROWS = {"read": lambda found: FoundPairs(found[0], found[1]), **ON_GPU}
 PAIRS = {"read": lambda found: FoundPairs(*found[0].long(), found[-1])}
-COUNTED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
-LISTED = {**PAIRS, "itself": False}
-BELOW = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
+PADDED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
+OTHERS = {**PAIRS, "itself": False}
+TREE_PADDED = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
 BLOCK = "physicsnemo.nn.module.point_transformer_attention"
 VECTORS = "vector attention: a network scores each pair, with projections of its own"
-SLOTS = "the first met, not the nearest; no counts; slots that are not used hold index 0"
-EXACT = "pairs of exact number, for which it waits"
-FIRST_ROWS = "the first met, not the nearest, as pairs; no distances, no counts"
-FIRST_OTHERS = "the first met, not the nearest, without the point itself; periodic shifts too; waits"
-ALL_OTHERS = f"{EXACT}, without the point itself; periodic shifts too"
+SLOTS = "the first found, not the nearest; no counts; unused slots hold index 0"
+EXACT = "exactly as many pairs as there are, so it waits for the device"
+FIRST_ROWS = "the first found, not the nearest, as pairs; no distances, no counts"
+FIRST_OTHERS = "the first found, not the nearest, without the point itself; also periodic shifts; waits"
+ALL_OTHERS = f"{EXACT}, without the point itself; also periodic shifts"
 UNORDERED = "pairs, not in the order of the queries; one core"
 
 CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
@@ -332,14 +338,14 @@ PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
 BVH_FARTHEST = lambda of: _of("torchbvh.fps")(of.points[0], of.k, mode="exact_bucketed").indices  # noqa: E731
 
 PEERS: list[Implementation] = [
-    peer("tutorial torch", "knn_sums", tutorial_knn, **PLAIN, bytes_per_pair=16.0),
-    peer("tutorial torch", "sums", tutorial_radius, **PLAIN, bytes_per_pair=110.0),
+    peer("tutorial torch", "knn_sums", tutorial_knn, **PLAIN_TORCH, bytes_per_pair=16.0),
+    peer("tutorial torch", "sums", tutorial_radius, **PLAIN_TORCH, bytes_per_pair=110.0),
     peer("gather + SDPA", "attend", attention_by_torch),
     peer("gather + einsum", "attend", attention_by_einsum, **TRACED),
     peer("PhysicsNeMo", "attend", physicsnemo_attention, VECTORS, imports=(BLOCK,), compared=False),
     peer("PhysicsNeMo", "knn", physicsnemo_knn, **TILED),
     peer("PhysicsNeMo", "sums", physicsnemo_radius),
-    peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_MET),
+    peer("PhysicsNeMo", "padded", physicsnemo_padded, SLOTS, read=_read_slots, **FIRST_FOUND),
     peer("PhysicsNeMo", "csr", partial(_physicsnemo_search, return_dists=True), EXACT, **PAIRS),
     peer("cuML", "knn", cuml_knn, **TILED),
     peer("cupyx KDTree", "knn", CUPYX, **EAGER),
@@ -349,16 +355,16 @@ PEERS: list[Implementation] = [
     peer("torch-cluster", "farthest", torch_cluster_farthest, batched=True),
     peer("torch-cluster", "knn", torch_cluster_knn, **GPU_ONLY, batched=True),
     peer("torch-cluster", "sums", lambda of, f: _sum_pairs(of, f, *_cluster_pairs(of)), **GPU_ONLY),
-    peer("torch-cluster", "padded", lambda of: _cluster_pairs(of, of.k), FIRST_ROWS, **ROWS, **FIRST_MET),
+    peer("torch-cluster", "padded", lambda of: _cluster_pairs(of, of.k), FIRST_ROWS, **ROWS, **FIRST_FOUND),
     peer("torch-cluster", "csr", lambda of: _cluster_pairs(of, of.most), "pairs; no distances", **ROWS),
-    peer("nvalchemiops", "padded", lambda of: _nvalchemi(of, of.k), FIRST_OTHERS, **COUNTED, **FIRST_MET),
-    peer("nvalchemiops", "csr", lambda of: _nvalchemi(of, of.most, pairs=True), ALL_OTHERS, **LISTED),
-    peer("KeOps", "knn", keops_knn, batched=True, brute_force=ALL_PAIRS | TILED["brute_force"]),
-    peer("KeOps", "sums", keops_radius, brute_force=ALL_PAIRS | TILED["brute_force"]),
+    peer("nvalchemiops", "padded", lambda of: _nvalchemi(of, of.k), FIRST_OTHERS, **PADDED, **FIRST_FOUND),
+    peer("nvalchemiops", "csr", lambda of: _nvalchemi(of, of.most, pairs=True), ALL_OTHERS, **OTHERS),
+    peer("KeOps", "knn", keops_knn, batched=True, brute_force=PAIRS_PER_SECOND | TILED["brute_force"]),
+    peer("KeOps", "sums", keops_radius, brute_force=PAIRS_PER_SECOND | TILED["brute_force"]),
     peer("scipy cKDTree", "knn", SCIPY),
-    peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **BELOW),
+    peer("scipy cKDTree", "padded", partial(_tree_padded, SCIPY), **TREE_PADDED),
     peer("pykdtree", "knn", PYKDTREE),
-    peer("pykdtree", "padded", partial(_tree_padded, PYKDTREE), **BELOW),
+    peer("pykdtree", "padded", partial(_tree_padded, PYKDTREE), **TREE_PADDED),
     peer("scipy cKDTree", "sums", scipy_radius),
     peer("scipy cKDTree", "csr", scipy_csr, UNORDERED, read=lambda found: FoundPairs(*found)),
 ]

@@ -1,6 +1,6 @@
 """Pictures of the results, from a result file alone: ``python -m pointproj benchmark-plots FILE.csv``.
 
-Beside the file: ``-workloads.png``, bars for as much of W1 and W2 as the file holds.
+It writes ``FILE-workloads.png``: bars for the rows of W1 and W2 that the file has.
 """
 
 import argparse
@@ -25,19 +25,19 @@ DOTS_PER_INCH = 110
 
 
 def draw(path: Path) -> Path | None:
-    """Draw what a result file has rows for; the picture. ValueError for rows of several runs."""
+    """The picture of a result file, None if there is nothing to draw; ValueError for rows of several runs."""
     rows = select(read_rows(path), status=OK)
     require_one_run(rows)
     tasks = {
-        f"{words}\n{said}": select(rows, workload=name, mode=mode)
-        for mode, said in MODES.items()
-        for name, words in NAMED.items()
+        f"{workload}\n{call}": select(rows, workload=name, mode=mode)
+        for mode, call in MODES.items()
+        for name, workload in NAMED.items()
     }
     return draw_tasks(path.with_name(f"{path.stem}-workloads.png"), tasks)
 
 
 def draw_tasks(path: Path, tasks: Mapping[str, Sequence[Row]]) -> Path | None:
-    """Draw bars of a few tasks beside each other, of rows with a time, the slowest first."""
+    """Draw bars of a few tasks beside each other, the slowest row first; all rows have a time."""
     filled = [(title, sorted(rows, key=lambda row: -row.p50_ms)) for title, rows in tasks.items() if rows]
     if not filled:
         return None

@@ -1,6 +1,6 @@
-"""Ours beside what is installed here, in about two minutes: ``python -m pointproj benchmark``.
+"""Our backends beside the libraries installed here, in two minutes: ``python -m pointproj benchmark``.
 
-The rows are those of ``bench.py``, of what most users call. They end as a table and a picture.
+It measures the rows of ``bench.py`` that most users need, and shows them as a table and a picture.
 """
 
 import argparse
@@ -26,7 +26,8 @@ TASKS = {  # heading: workload and mode
     "sums within a radius, 25,000 points, with gradient": ("w2", "operator"),
     "training step within a radius": ("w2", "step"),
 }
-LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}  # all pairs; interpreted, which takes seconds
+# torch compares all pairs; on a CPU triton is interpreted.
+LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}
 
 
 def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
@@ -47,7 +48,7 @@ def config_for(device_type: str, output: Path, minutes: float) -> BenchConfig:
 
 
 def table(rows: list[Row]) -> list[str]:
-    """A line for each task, a column for each implementation with its fastest execution; Markdown."""
+    """Markdown: a line for each task, a column for each implementation, of its fastest execution."""
     columns = {label: {"implementation": of[0].implementation} for label, of in by_implementation(rows)}
     return lines_of(columns, _by_task(rows).items(), "{ms}", "milliseconds")
 
@@ -60,11 +61,11 @@ def main(arguments: Sequence[str]) -> int:
     """Measure, and show the table; 1 if nothing got a time."""
     parser = argparse.ArgumentParser(
         prog="python -m pointproj benchmark",
-        description="Measure ours beside the libraries that are installed here, each result compared first.",
+        description="Measure our backends beside the libraries installed here; results are compared first.",
     )
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="folder")
-    parser.add_argument("--minutes", type=float, default=2.0, help="what is not begun by then is left out")
+    parser.add_argument("--minutes", type=float, default=2.0, help="rows not begun by then are left out")
     chosen = parser.parse_args(arguments)
     device = choose_device(chosen.device)
     config = config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes)
@@ -77,8 +78,8 @@ def main(arguments: Sequence[str]) -> int:
     picture = plots.draw_tasks(chosen.output / "benchmark.png", _by_task(timed))
     worst = max(row.parity_error or 0.0 for row in timed)
     print(
-        f"Of several executions the fastest. All results agree with the reference: the largest error is "
-        f"{worst:.1e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
+        "Each time is that of the fastest execution. All results agree with the reference: the largest error "
+        f"is {worst:.1e}.\nAs a picture: {picture}; all rows: {chosen.output / 'benchmark.csv'}. "
         "python bench.py measures more."
     )
     return 0

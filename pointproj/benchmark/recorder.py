@@ -1,4 +1,4 @@
-"""The runner of rows: foresee what a call costs, compare its result, time it, keep the row and show it."""
+"""Measuring a row: estimate what a call costs, compare its result, time it, write the row and show it."""
 
 import gc
 import logging
@@ -25,7 +25,7 @@ from pointproj.runtime.memory import allocated_bytes, empty_cache, free_bytes, p
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-LONGEST_ROW_S = 120  # with all that it needs, such as a library that compiles itself
+LONGEST_ROW_S = 120  # of a row, with the time in which a library compiles its code
 MIB, GIB = 2**20, 2**30
 
 
@@ -43,7 +43,7 @@ class Part(NamedTuple):
     workload: str
     rows: int
     measure: Callable[["Recorder"], None]
-    last: bool = False  # whether they wait for all others
+    last: bool = False  # whether they come after all others
 
 
 def one_row(
@@ -52,7 +52,7 @@ def one_row(
     longest_s: float = LONGEST_ROW_S,
     **columns: Any,
 ) -> Iterator[Part]:
-    """The part of one row, which ``measured`` makes of its columns, if the config asks for it."""
+    """A part of one row, if the config wants it; ``measured`` takes the row without its results."""
     columns = {"kind": "backend", "execution": "eager"} | columns
     wanted = config.execution is None or columns["execution"] in config.execution
     if wanted and columns["mode"] in config.modes and (columns["kind"] == "backend" or config.peers != []):
@@ -66,7 +66,7 @@ class Limits:
     def __init__(self, config: BenchConfig, device: torch.device) -> None:
         self.config, self.device = config, device
         self.started = time.monotonic()
-        self._seen: dict[tuple, Row] = {}  # the last one with a time
+        self._seen: dict[tuple, Row] = {}  # the last row with a time, by call
 
     @property
     def seconds(self) -> float:
@@ -79,7 +79,7 @@ class Limits:
         return self.seconds > self.config.minutes * 60
 
     def check_pairs(self, implementation: Implementation, inputs: Inputs) -> None:
-        """Whether forming all pairs would take too long, or more memory than the host has (a GPU tells)."""
+        """Refuse to form all pairs where that takes too long, or more memory than the host has free."""
         if self.device.type == "cpu" and implementation.bytes_per_pair:
             needed, free = implementation.bytes_per_pair * inputs.pairs / GIB, free_bytes("cpu") / GIB
             if needed > free:
@@ -89,12 +89,12 @@ class Limits:
             self.refuse_if_slow(inputs.pairs / (rate * threads))
 
     def check_growth(self, blank: Row) -> None:
-        """Whether the same call, captured or not or on a smaller cloud, says that this takes too long."""
+        """Refuse a call that takes too long, judged by its other executions and by smaller clouds."""
         before = self._seen.get(_call_of(blank))
         if before is not None and before.references <= blank.references:
             self.refuse_if_slow(before.p50_ms / 1e3 * blank.references / before.references)
 
-    def learn(self, row: Row) -> None:
+    def remember(self, row: Row) -> None:
         """Remember a time for :meth:`check_growth`."""
         if row.status == OK:
             self._seen[_call_of(row)] = row
@@ -112,7 +112,7 @@ def _call_of(row: Row) -> tuple:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise in the block once it has taken so long, of 0 never; a call ends first. For the main thread."""
+    """Raise NoTime in the block after so many seconds; 0 is no limit. Only for the main thread."""
 
     def give_up(*_: object) -> None:
         raise NoTime(SKIPPED, f"given up after {seconds:g} s")
@@ -127,7 +127,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class Recorder:
-    """What all workloads of a run share; ``machine`` are the columns that say where and with what it was."""
+    """What all workloads of a run share; ``machine`` are the columns of the device and of versions."""
 
     def __init__(self, config: BenchConfig, device: torch.device, machine: dict, file: ResultsFile) -> None:
         self.config, self.device, self.machine, self.file = config, device, machine, file
@@ -137,11 +137,12 @@ class Recorder:
         self.left_out: Counter[str] = Counter()  # rows of each workload
 
     def say(self, text: str) -> None:
+        """Print a text, in the process that writes the file."""
         if self.file.writes:
             print(text, flush=True)
 
     def blank(self, *, implementation: str, package: str = "pointproj", **columns: Any) -> Row:
-        """A row of this machine without its results; ``package`` is named, its version is looked up."""
+        """A row without its results; the version of ``package`` is looked up."""
         implementation += WITH_RMM if self.config.gpu_memory == "rmm" else ""
         columns = {"kind": "backend", "execution": "eager", **columns, **self.machine}
         return Row(implementation=implementation, package=package_version(package), **columns)
@@ -153,9 +154,9 @@ class Recorder:
         check: Callable[[Sequence[Row]], None] = lambda _: None,
         longest_s: float = LONGEST_ROW_S,
     ) -> None:
-        """Add the rows that ``measured`` makes of ``blanks``, once ``check`` has let them pass.
+        """Measure and add rows, given without their results, if ``check`` does not raise.
 
-        Not those that a run which goes on finds in its file, nor those that the minutes do not hold.
+        Rows that a continued run finds in its file are left out, and those that come after its minutes.
         """
         blanks = [of for of in blanks if self.config.started is None or not self.file.holds(of)]
         if not blanks or self.attempt(lambda: (check(blanks),), blanks, longest_s) is None:
@@ -169,7 +170,7 @@ class Recorder:
     def attempt(
         self, function: Callable[[], T], blanks: Sequence[Row], longest_s: float = LONGEST_ROW_S
     ) -> T | None:
-        """What a function returns; None if it raises or is given up: each row then says why."""
+        """What a function returns; None if it raises or takes too long: each row then says why."""
         try:
             with time_limit(longest_s):
                 return function()
@@ -183,8 +184,8 @@ class Recorder:
         return None
 
     def add(self, row: Row) -> None:
-        """Keep a row and show it."""
-        self.limits.learn(row)
+        """Write a row to the file and show it."""
+        self.limits.remember(row)
         self.rows.append(row)
         self.file.add(row)
         count, seconds = f"[{len(self.rows)}/{self.expected}]", f"{self.limits.seconds:.0f} s"
@@ -211,7 +212,7 @@ class Recorder:
         ``error_of`` gives the error of a result, None if there is nothing to compare. Raises NoTime if the
         error is not allowed, and whatever the call raises.
         """
-        gc.collect()  # what the last call left does not count for the peak
+        gc.collect()  # garbage of the last call would count in the peak
         empty_cache()
         reset_peak(self.device)
         before = allocated_bytes(self.device)

@@ -1,4 +1,4 @@
-"""Rows of results, the CSV file that keeps them, and how they are picked from it."""
+"""Rows of results, the CSV file of a run, and how rows are selected."""
 
 import csv
 import dataclasses
@@ -62,11 +62,11 @@ class Row:
 
     @property
     def key(self) -> tuple:
-        """What a newer row of the same measurement has in common with this one."""
+        """What a newer row of the same measurement, which replaces this one, has in common with it."""
         return *self.measurement, self.device
 
 
-# Each field and what its text is read as. The file's columns have the same names, but one.
+# The fields, and what their text is read as. The file's columns have these names, but one.
 FIELDS = {of.name: next(iter(get_args(of.type)), of.type) for of in dataclasses.fields(Row)}
 COLUMNS = ["contender" if name == "implementation" else name for name in FIELDS]
 
@@ -74,8 +74,8 @@ COLUMNS = ["contender" if name == "implementation" else name for name in FIELDS]
 class ResultsFile:
     """A CSV file of one run that is complete after every row, so that an interrupted run keeps its rows.
 
-    One of another run is renamed to ``FILE.old`` when the first row arrives: a commit, and on a GPU even
-    another hour of the same machine, would make them differ. Of several processes one ``writes``. A file that
+    A file of another run is renamed to ``FILE.old`` when the first row is added: times of two commits, and on
+    a GPU even those of two hours, are not comparable. Of several processes one ``writes``. A file that
     :func:`read_rows` cannot read is refused.
     """
 
@@ -85,19 +85,19 @@ class ResultsFile:
         self._rows = {row.key: row for row in read_rows(self.path)} if writes and self.path.exists() else {}
 
     def holds(self, blank: Row) -> bool:
-        """Whether this run has measured a row already, before it was cut off and went on."""
+        """Whether this run measured the row before it was interrupted and continued."""
         row = self._rows.get(blank.key)
         return row is not None and (row.commit, row.date) == (blank.commit, blank.date)
 
     def add(self, row: Row) -> None:
-        """Keep ``row``, in place of an older one of the same measurement."""
+        """Write ``row``, in place of an older one of the same measurement."""
         if not self.writes:
             return
         before, now = runs_of(self._rows.values()), runs_of([row])
         if before not in ([], now):
             old = self.path.with_name(f"{self.path.name}.old")
-            said = "%s has results of %s, this run is of %s: a new file is started, the old one is now %s"
-            log.warning(said, self.path, ", ".join(before), *now, old)
+            text = "%s has results of %s, this run is of %s: a new file is started, the old one is now %s"
+            log.warning(text, self.path, ", ".join(before), *now, old)
             os.replace(self.path, old)
             self._rows = {}
         self._rows.pop(row.key, None)
@@ -106,7 +106,7 @@ class ResultsFile:
 
 
 def runs_of(rows: Iterable[Row]) -> list[str]:
-    """Commit and start of the runs that rows are of, oldest first."""
+    """Commit and start of each run that the rows are of, oldest first."""
     rows = sorted(rows, key=lambda row: row.date)
     return list(dict.fromkeys(f"commit {row.commit} at {row.date}" for row in rows))
 
@@ -146,7 +146,7 @@ def write_rows(path: Path | str, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path | str) -> list[Row]:
-    """Read what :func:`write_rows` wrote; ValueError for other columns, of no results or another version."""
+    """Read what :func:`write_rows` wrote; ValueError for a file with other columns."""
     with Path(path).open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         head = next(reader, [])

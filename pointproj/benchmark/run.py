@@ -48,7 +48,7 @@ def run_benchmark(config: BenchConfig, *, interleaved: Sequence[str] = ()) -> li
     machine["date"] = config.started or machine["date"]
     if not processes.is_single:
         machine["device"] = f"{processes.count} x {machine['device']}"
-        config = replace(config, started=None)  # one of them knows what is in the file
+        config = replace(config, started=None)  # only the first process reads the file
     path = config.output or f"benchmarks/{slug(machine['device'])}.csv"
     recorder = Recorder(config, device, machine, ResultsFile(path, writes=processes.is_first))
     versions = ", ".join(f"{of} {machine[of]}" for of in ("torch", "cuda", "warp") if machine[of])
@@ -64,8 +64,8 @@ def run_benchmark(config: BenchConfig, *, interleaved: Sequence[str] = ()) -> li
     for name, rows in recorder.left_out.items():
         log.warning("minutes=%g are over: %d rows of %s are left out", config.minutes, rows, name)
     counts = Counter(row.status for row in recorder.rows)
-    said = ", ".join(f"{count} {status}" for status, count in counts.items())
-    recorder.say(f"\n{said}; {recorder.limits.seconds:.0f} s in all")
+    summary = ", ".join(f"{count} {status}" for status, count in counts.items())
+    recorder.say(f"\n{summary}; {recorder.limits.seconds:.0f} s in all")
     return recorder.rows
 
 
@@ -76,17 +76,17 @@ def plan(config: BenchConfig, device_type: str, *, interleaved: Sequence[str] = 
     each, and so on.
     """
     parts = [part for name in config.workloads for part in _parts(config, name, device_type)]
-    turns: Counter[str] = Counter()
+    planned: Counter[str] = Counter()  # parts of each workload
 
     def place(part: Part) -> tuple[bool, int]:
-        turns[part.workload] += bool(interleaved)
-        return part.last, turns[part.workload]
+        planned[part.workload] += bool(interleaved)
+        return part.last, planned[part.workload]
 
     return sorted((part for part in parts if not interleaved or part.workload in interleaved), key=place)
 
 
 def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
-    """Of one workload that the config names: one for each implementation."""
+    """The parts of one name of the config: one for each implementation of its workloads."""
     if name in models.MODELS:
         yield from models.parts(config, name)
     elif name in OTHERS:
@@ -105,7 +105,7 @@ def _parts(config: BenchConfig, name: str, device_type: str) -> Iterator[Part]:
 def _measure(
     workload: Workload, entry: Entry, prepare: Callable[[Recorder], "PreparedWorkload"], recorder: Recorder
 ) -> None:
-    """Measure the rows of an entry; without clouds, a row says why."""
+    """Measure the rows of an entry; if its clouds cannot be made, one row says why."""
     gc.collect()  # the clouds of the last workload
     (mode, execution), *_ = entry.measurements
     given = {"workload": workload.name, "operator": workload.operator, **entry.implementation.columns}
@@ -113,16 +113,16 @@ def _measure(
     prepared = recorder.attempt(partial(prepare, recorder), [blank], longest_s=0)
     if prepared is None:
         return
-    gc.freeze()  # each row begins with a collection, and all objects of the libraries take half a second
+    gc.freeze()  # else the garbage collection before each row takes half a second
     try:
         prepared.measure(entry)
-        torch.compiler.reset()  # its limit of versions of one function is for a whole process
+        torch.compiler.reset()  # a process may compile one function only so often
     finally:
         gc.unfreeze()
 
 
 class PreparedWorkload:
-    """The tensors of one workload, and what the reference makes of them."""
+    """The tensors of one workload, and the reference's results."""
 
     def __init__(self, workload: Workload, recorder: Recorder) -> None:
         self.recorder, self.workload = recorder, workload
@@ -136,9 +136,9 @@ class PreparedWorkload:
             "dtype": str(self.expected.query.dtype).removeprefix("torch."),
         }
         numbers = {"k": inputs.k, "r": inputs.radius}
-        said = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
+        neighborhood = "".join(f", {name}={value:g}" for name, value in numbers.items() if value)
         recorder.say(
-            f"\n{workload.name} {workload.operator}{said}, {self.columns['queries']:,} queries, "
+            f"\n{workload.name} {workload.operator}{neighborhood}, {self.columns['queries']:,} queries, "
             f"{self.columns['references']:,} points; "
             f"{len(self.expected.checked):,} queries are compared with the reference"
         )
@@ -153,7 +153,7 @@ class PreparedWorkload:
         self.recorder.record(blanks, partial(self._measured, calls), partial(self._check, calls))
 
     def _check(self, calls: Calls, blanks: Sequence[Row]) -> None:
-        """Compare what the modes rest on: NoTime if it is wrong, or cannot be called here."""
+        """Compare the eager results that other modes use; NoTime if one is wrong or cannot be computed."""
         implementation, limits, modes = (
             calls.implementation,
             self.recorder.limits,

@@ -1,4 +1,4 @@
-"""Who is measured in a workload, in which modes and executions: our backends, and the table of libraries."""
+"""Which backends and peers a workload measures, and in which modes and executions."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -10,15 +10,21 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark import peers
 from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConfig, unknown
-from pointproj.benchmark.implementations import ALL_PAIRS, FoundPairs, Implementation, Nearest, padded_pairs
+from pointproj.benchmark.implementations import (
+    PAIRS_PER_SECOND,
+    FoundPairs,
+    Implementation,
+    Nearest,
+    padded_pairs,
+)
 from pointproj.benchmark.workloads import HEADS, Inputs, Workload
 from pointproj.config import ConfigError
 from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import load, names, resolve
 
-NOT_COMPILED = ("build", "search")
+NOT_COMPILED = ("build", "search")  # modes
 FIRST = ("native", "warp", "tutorial torch", "cuML", "PhysicsNeMo")  # those in README's table
-SLOW = {("scaling_clustered", name) for name in ("warp", "triton", "cuml")}  # minutes on a GPU: these go last
+SLOW = {("scaling_clustered", name) for name in ("warp", "triton", "cuml")}  # minutes on a GPU: come last
 
 
 class Entry(NamedTuple):
@@ -29,13 +35,13 @@ class Entry(NamedTuple):
 
 
 def backend_names(wanted: list[str] | None, operator: str | None = None) -> list[str]:
-    """The backends to measure, all of None, that have an operator; ConfigError of a wrong name."""
+    """The wanted backends (None: all) that have an operator; ConfigError for an unknown name."""
     chosen = _chosen("backends", wanted, names())
     return [name for name in chosen if operator is None or operator in load(name).OPERATORS]
 
 
 def peer_names(wanted: list[str] | None) -> list[str]:
-    """The peers to measure, all of None; ConfigError of a wrong name."""
+    """The wanted peers (None: all); ConfigError for an unknown name."""
     return _chosen("peers", wanted, dict.fromkeys(peer.name for peer in peers.PEERS))
 
 
@@ -46,7 +52,7 @@ def _chosen(key: str, wanted: list[str] | None, known: Iterable[str]) -> list[st
 
 
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
-    """The executions to time on a type of device, cheap ones first; ConfigError of captured ones on a CPU."""
+    """The executions to time on a type of device, cheap ones first; ConfigError for captured on a CPU."""
     if config.execution is None:
         return EXECUTIONS if device_type == "cuda" and config.gpu_memory == "torch" else EXECUTIONS[:2]
     if device_type != "cuda" and "captured" in config.execution:
@@ -88,7 +94,8 @@ def _implementations(config: BenchConfig, workload: Workload, device_type: str) 
         wanted = peer.operator == workload.operator and {*peer.modes} & {*workload.modes}
         if peer.name in known and device_type in peer.devices and takes_it and wanted:
             yield replace(peer, missing=peer.not_installed())
-    if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:  # the same over lists from every backend
+    # All backends share the function that aggregates over ready lists.
+    if {*LIST_SUMS} <= {*workload.modes} and config.backends != []:
         finder = "auto" if config.backends is None else next((n for n in chosen if n != "torch"), "torch")
         given = {"name": "pointproj", "modes": LIST_SUMS, "executions": EXECUTIONS, "brute_force": {}}
         yield replace(backend_implementation(finder, workload), **given)
@@ -127,12 +134,13 @@ def backend_implementation(name: str, workload: Workload) -> Implementation:
         executions=EXECUTIONS[:2] if name != "auto" and load(name).WAITS else EXECUTIONS,
         find=find,
         aggregate=aggregate,
-        brute_force=ALL_PAIRS if brute_force else {},
+        brute_force=PAIRS_PER_SECOND if brute_force else {},
         read=_read,
     )
 
 
 def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> FoundPairs:
+    """The pairs of our list."""
     used = found.indices >= 0
     if isinstance(found, pointproj.Neighbors):
         return padded_pairs(found.indices, used, found.distances, found.counts)
@@ -143,21 +151,22 @@ def _read(found: pointproj.Neighbors | pointproj.NeighborList) -> FoundPairs:
 def _executions(
     implementation: Implementation, config: BenchConfig, workload: Workload, mode: str, device_type: str
 ) -> Iterator[str]:
-    """Those that can be measured; unless the config names some, those that say what no other row says.
+    """The executions of a mode to measure: all possible ones that the config names.
 
-    Where most of the time is the device's, or the call waits for it, a compiled or captured call takes as
-    long as an eager one; of networks the tutorial shows both.
+    If the config names none, those that add information: where the device takes most of the time, or the call
+    waits for it, a compiled or captured call takes as long as an eager one. Networks of peers are measured
+    eager and compiled, as in the tutorial.
     """
-    able = {*implementation.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
+    possible = {*implementation.executions} & {*(EXECUTIONS[:1] if workload.host else EXECUTIONS)}
     ours, attends = implementation.kind == "backend", workload.operator == "attend"
     if mode in NOT_COMPILED or not (ours or attends or mode in NETWORK):
-        able -= {"compiled"}  # of a library's search only the network around it gains anything
+        possible -= {"compiled"}  # the compiler changes nothing in a library's search
     if config.execution is None:
-        worth = workload.fewer.get(mode, workload.executions)
+        useful = workload.fewer.get(mode, workload.executions)
         if ours and device_type in implementation.brute_force:
-            worth = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
+            useful = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
         elif not ours or "captured" not in implementation.executions:
             both = attends or (workload.executions == EXECUTIONS and mode in NETWORK)
-            worth = EXECUTIONS[:2] if both else EXECUTIONS[:1]
-        able &= {*worth}
-    return (execution for execution in executions(config, device_type) if execution in able)
+            useful = EXECUTIONS[:2] if both else EXECUTIONS[:1]
+        possible &= {*useful}
+    return (execution for execution in executions(config, device_type) if execution in possible)

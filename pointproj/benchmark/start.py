@@ -1,8 +1,8 @@
 """The workloads ``start`` and ``import``: how long a new process takes until it is ready for work.
 
-``start`` trains until the first step has ended. ``cold`` finds no compiled code and no prepared data,
-``warm`` what the cold run left. What the operating system keeps of files, and the ``native`` extension where
-it is built, are the same in both. ``import`` is ``from pointproj import knn``, after torch was imported.
+``start`` trains until the first step has ended. A ``cold`` run finds neither compiled code nor prepared data;
+a ``warm`` run finds what the cold one left. The operating system's cache of files and the built ``native``
+extension are the same in both. ``import`` is ``from pointproj import knn``, after torch was imported.
 """
 
 import json
@@ -25,7 +25,7 @@ from pointproj.machine import PROJECT
 TIMEOUT_S = 300
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "WARP_CACHE_PATH")
 Seconds = dict[str, list[float]]  # of each mode
-NOTHING = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
+NO_CLOUD = {"queries": 0, "references": 0, "clouds": 0, "channels": 0, "dtype": ""}
 IMPORTS = 3
 IMPORT_PROGRAM = """
 import time
@@ -34,8 +34,8 @@ before = time.perf_counter()
 from pointproj import knn
 print(time.perf_counter() - before)
 """
-# Arguments of train.py, where {folder} may keep data, and the modes that are rows. Pictures come after a
-# first step, and are in no row's time.
+# Arguments of train.py, with {folder} for data, and the modes that are rows. Pictures are drawn after the
+# first step, so no row's time includes them.
 JOBS = {
     "tutorial_knn": (("experiment=tutorial_knn", "backend=warp", "compile=true"), ("first_step", "whole")),
     "default": (
@@ -46,7 +46,7 @@ JOBS = {
 
 
 def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One for each row: of each job the cold ones, and then the warm ones, which find what those left."""
+    """A part for each row: of each job the cold ones, then the warm ones."""
     for name, (arguments, modes) in JOBS.items():
         of = {
             "workload": "start",
@@ -61,18 +61,18 @@ def parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
 
 
 def import_parts(config: BenchConfig, device_type: str) -> Iterator[Part]:
-    """One, of the import, in new processes, of which the first fills the disk's cache."""
-    once = lambda: float(answer_of(["-c", IMPORT_PROGRAM]))  # noqa: E731
+    """One part: the import, in new processes. The first one fills the disk's cache and is left out."""
+    once = lambda: float(last_line_of(["-c", IMPORT_PROGRAM]))  # noqa: E731
     seconds = lambda: {"import": [once() for _ in range(1 + IMPORTS)][1:]}  # noqa: E731
     yield from _row(config, seconds, workload="import", implementation="pointproj", mode="import")
 
 
 def _row(config: BenchConfig, seconds: Callable[[], Seconds], **columns: Any) -> Iterator[Part]:
     measured = lambda _, blank: replace(blank, **percentiles(seconds()[blank.mode], 1)._asdict())  # noqa: E731
-    return one_row(config, measured, TIMEOUT_S, operator=columns["workload"], **NOTHING, **columns)
+    return one_row(config, measured, TIMEOUT_S, operator=columns["workload"], **NO_CLOUD, **columns)
 
 
-def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+def last_line_of(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """The last line that this Python prints with these arguments, run in the project's folder.
 
     RuntimeError with the last line of what it wrote to standard error if it failed, and TimeoutExpired.
@@ -80,23 +80,23 @@ def answer_of(arguments: Sequence[str], environment: Mapping[str, str] | None = 
     settings = {"cwd": PROJECT, "env": environment, "timeout": TIMEOUT_S, "stdin": subprocess.DEVNULL}
     ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, **settings)
     if ended.returncode != 0:
-        said = ended.stderr.strip() or ended.stdout.strip() or f"exit status {ended.returncode}"
-        raise RuntimeError(f"the process failed: {said.splitlines()[-1]}")
+        output = ended.stderr.strip() or ended.stdout.strip() or f"exit status {ended.returncode}"
+        raise RuntimeError(f"the process failed: {output.splitlines()[-1]}")
     return ended.stdout.strip().rpartition("\n")[2]
 
 
 def run_seconds(arguments: Sequence[str], device_type: str, shared: TemporaryDirectory) -> Seconds:
-    """Train in a new process with all caches in a folder; errors are those of :func:`answer_of`.
+    """Train in a new process with all caches in a folder; errors are those of :func:`last_line_of`.
 
     Seconds from the start of the process to the end of the first step, and to its own end.
     """
     folder = Path(shared.name)
-    run = Path(mkdtemp(dir=folder))
+    run_folder = Path(mkdtemp(dir=folder))
     chosen = [argument.format(folder=folder) for argument in arguments]
     caches = {name: str(folder / name) for name in CACHES}
     started, before = time.time(), time.monotonic()
-    command = ["train.py", *chosen, f"device={device_type}", f"hydra.run.dir={run}"]
-    answer_of(command, {**os.environ, **caches})
+    command = ["train.py", *chosen, f"device={device_type}", f"hydra.run.dir={run_folder}"]
+    last_line_of(command, {**os.environ, **caches})
     whole = time.monotonic() - before
-    first = json.loads((run / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
+    first = json.loads((run_folder / "metrics.json").read_text(encoding="utf-8"))["first_step_ended"]
     return {"first_step": [first - started], "whole": [whole]}

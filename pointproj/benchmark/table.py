@@ -1,10 +1,11 @@
-"""The writer of tables, from result files alone: all as one Markdown page, and the one of README.md.
+"""Tables from result files: all of them as one Markdown page, and the one of README.md.
 
 python -m pointproj benchmark-table benchmarks/*.csv --output benchmarks/tables.md
 python -m pointproj benchmark-table benchmarks/nvidia-h100-80gb-hbm3.csv --readme README.md
 """
 
 import argparse
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -17,8 +18,9 @@ from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
 
-All tables that the CSV files beside this page give. [README.md](README.md) says what is timed, how, and what
-bounds it. Written by `python -m pointproj benchmark-table`.
+The results in the CSV files beside this page. A device has one table of each kind, with the newest run of
+each implementation; the line above it names the runs where a device has several. What is timed, how, and what
+bounds it is said in [README.md](README.md). `python -m pointproj benchmark-table` writes this page.
 """
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
@@ -35,47 +37,84 @@ README_LINES = {
     "native": "**pointproj**, `backend=native`",
 }
 
-Columns = dict[str, dict[str, object]]  # heading -> what the row has whose value stands there
+Columns = dict[str, dict[str, object]]  # heading -> values of the row that it shows
 Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
 def page(*files: list[Row]) -> str:
-    """The page of all tables, file after file, GPUs first; ValueError as by :func:`require_one_run`."""
-    ordered = sorted(files, key=lambda rows: not any(row.driver for row in rows))
-    return "\n".join([HEAD, "\n\n".join(map(tables, ordered)), ""])
+    """The page of all tables; ValueError as by :func:`require_one_run`, of each file."""
+    return "\n".join([HEAD, tables(*files), ""])
 
 
-def tables(rows: list[Row]) -> str:
-    """Markdown for the rows of one file, device after device, GPUs first; errors as in :func:`page`."""
-    require_one_run(rows)
-    devices = dict.fromkeys(row.device for row in sorted(rows, key=lambda row: not row.driver))
-    return "\n\n".join(text for device in devices for text in _device(select(rows, device=device)))
+def tables(*files: list[Row]) -> str:
+    """Markdown for the rows of files, a section for each device; errors as in :func:`page`.
+
+    Devices with the newest results come first: single GPUs, then several GPUs, then CPUs.
+    """
+    for rows in files:
+        require_one_run(rows)
+    runs = [select(rows, device=of) for rows in files for of in dict.fromkeys(row.device for row in rows)]
+    devices: dict[str, list[list[Row]]] = {}
+    for rows in sorted(runs, key=lambda rows: rows[-1].date, reverse=True):
+        devices.setdefault(rows[-1].device, []).append(rows)
+    ordered = sorted(devices, key=lambda of: (not devices[of][0][-1].driver, bool(re.match(r"\d+ x ", of))))
+    return "\n\n".join(text for device in ordered for text in _section(device, devices[device]))
 
 
-def _device(rows: list[Row]) -> Iterator[str]:
-    """Facts of a device and its tables; nothing if it has none of them."""
-    filled = []
-    for title, made in _TABLES.items():
-        columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
-        form = "{s:.1f}" if title.endswith(", seconds") else "{ms}"
-        lines = lines_of(columns(rows) if callable(columns) else columns, groups(rows), form)
-        if len(lines) > 2:  # beside the head
-            filled.append(f"{title}:\n\n" + "\n".join(lines))
+def _section(device: str, runs: list[list[Row]]) -> Iterator[str]:
+    """The runs of a device, newest first, and its tables; nothing if it has no table."""
+    filled = [text for title, made in _TABLES.items() for text in _table(title, made, runs)]
     if not filled:
         return
-    newest = rows[-1]
-    versions = [f"{name} {getattr(newest, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
-    known = [version for version in versions if not version.endswith(" ")]
-    yield f"**{newest.device}** ({', '.join(known)}; commit {newest.commit}, {newest.date[:16]})"
+    yield f"## {device}"
+    yield "\n".join(f"- {_run_of(rows[-1])}: {_versions(rows[-1])}" for rows in runs)
     yield from filled
-    missing = {row.implementation: row.note for row in rows if row.status == MISSING}
-    if missing:
-        notes = ((name, note if len(note) < 90 else f"{note[:87]}...") for name, note in missing.items())
-        yield f"Not measured here: {'; '.join(f'{name} ({note})' for name, note in notes)}."
+    rows = [row for of in reversed(runs) for row in of]
+    measured = {row.implementation for row in select(rows, status=OK)}
+    missing = {row.implementation: row.note for row in select(rows, status=MISSING)}
+    notes = [f"{name} ({_shortened(note)})" for name, note in missing.items() if name not in measured]
+    if notes:
+        yield f"Not measured here: {'; '.join(notes)}."
     lists = [row for row in select(rows, status=OK) if row.workload in LISTS and row.note]
-    said = dict.fromkeys(f"- {r.implementation}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
-    if said:
-        yield "What lists of other libraries are:\n\n" + "\n".join(said)
+    kinds = dict.fromkeys(f"- {r.implementation}, {FORMS[r.mode].format(k=r.k)}: {r.note}" for r in lists)
+    if kinds:
+        yield "### What the lists of other libraries hold\n\n" + "\n".join(kinds)
+
+
+def _table(title: str, made: Any, runs: list[list[Row]]) -> Iterator[str]:
+    """A table with its heading and runs, each implementation from its newest run; nothing without lines."""
+    columns, groups = made if isinstance(made, tuple) else (made, _by_execution)
+    columns_of = columns if callable(columns) else lambda rows: columns
+    shown: list[Row] = []
+    newest: dict[str, str] = {}  # implementation -> its run
+    for rows in runs:
+        values = columns_of(rows).values()
+        found = [row for row in rows if row.status != MISSING and any(select([row], **of) for of in values)]
+        found = [row for row in found if row.implementation not in newest]
+        shown += found
+        newest |= {row.implementation: _run_of(row) for row in found}
+    lines = lines_of(columns_of(shown), groups(shown), "{s:.1f}" if title.endswith(", seconds") else "{ms}")
+    if len(lines) <= 2:  # a head without lines
+        return
+    yield f"### {title}"
+    if len(runs) > 1:
+        first, *others = dict.fromkeys(newest.values())
+        names = {run: ", ".join(name for name, of in newest.items() if of == run) for run in others}
+        yield "; ".join([f"Results of {first}", *(f"{of} of {run}" for run, of in names.items())]) + "."
+    yield "\n".join(lines)
+
+
+def _run_of(row: Row) -> str:
+    return f"commit {row.commit}, {row.date[:16].replace('T', ' ')}"
+
+
+def _versions(row: Row) -> str:
+    versions = [f"{name} {getattr(row, name)}" for name in ("torch", "cuda", "warp", "python", "driver")]
+    return ", ".join(version for version in versions if not version.endswith(" "))
+
+
+def _shortened(note: str) -> str:
+    return note if len(note) < 90 else f"{note[:87]}..."
 
 
 def lines_of(columns: Columns, groups: Groups, form: str, corner: str = "") -> list[str]:
@@ -111,7 +150,7 @@ def _of_tutorial(rows: list[Row]) -> Groups:
 
 
 def _columns(between: str = " ", /, **keys: str | Mapping[str, str]) -> Columns:
-    """A column for each combination of values, headed by what is said for them; some values are common."""
+    """A column for each combination of values of the mappings, headed by their words; a string is common."""
     common = {key: value for key, value in keys.items() if isinstance(value, str)}
     varied = {key: words for key, words in keys.items() if key not in common}
     return {
@@ -121,14 +160,14 @@ def _columns(between: str = " ", /, **keys: str | Mapping[str, str]) -> Columns:
 
 
 def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str = "clouds") -> Columns:
-    """A column for each heading that rows of some workloads have, with what these rows have in common."""
+    """A column for each heading of the rows of some workloads, with what these rows have in common."""
     order, columns = [*names], {}
     found = [row for row in rows if row.workload in names]
     for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
         each = row.references // row.clouds
         clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        said = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
-        columns[said] = {key: getattr(row, key) for key in ("workload", "references", further)}
+        title = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
+        columns[title] = {key: getattr(row, key) for key in ("workload", "references", further)}
     return columns
 
 

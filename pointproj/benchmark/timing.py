@@ -1,7 +1,7 @@
 """Time of one call: warm-up, then repetitions within a budget, then percentiles.
 
 On a GPU by device events, on the CPU by the host's clock. Calls shorter than :data:`SHORTEST_SAMPLE_S` are
-timed several at a time, because the clock's resolution and the events' own cost would count too much. Inputs
+timed several at a time, because the clock's resolution and the events' own cost would distort them. Inputs
 are the same in every repetition: what fits in a cache is read from it, as in a training loop.
 """
 
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 
 SHORTEST_SAMPLE_S = 2e-4
-FASTEST_CALL_S = 1e-7  # no call is faster: the clock's resolution is too coarse then
+FASTEST_CALL_S = 1e-7  # the least time assumed: the clock may measure 0
 MOST_SAMPLES = 500
 LONG_CALL_S = 0.5  # of longer calls only the second one is timed
 FEWEST_SAMPLES = 3
-ISSUED_IN_A_ROW = 5  # calls without waiting between them; so many that none waits for room in the queue
+ISSUED_IN_A_ROW = 5  # calls before the device is waited for; the queue has room for them
 
 Call = Callable[[], object]
 
@@ -33,10 +33,10 @@ class Timing(NamedTuple):
 
 
 def measure(function: Call, device: torch.device, budget_s: float, repetitions: int | None = None) -> Timing:
-    """Time ``function``, which has run before; its GPU work goes to the current stream, or has ended.
+    """Time ``function``, which has run before; its GPU work is on the current stream or has ended.
 
-    Repetitions take about ``budget_s`` seconds, or are as many as given, where several processes make each
-    call together.
+    Repetitions take about ``budget_s`` seconds. Several processes that make each call together give
+    ``repetitions``, their number.
     """
     sample = _sample_on_gpu if device.type == "cuda" else _sample_on_host
     warm_up = sample(function, device, 1, 1)  # seconds per call

@@ -4,8 +4,8 @@
     python -m pointproj benchmark-tutorial output=t.csv        # what follows goes to bench.py
     python -m pointproj benchmark-table tutorial.csv
 
-Each line is measured by a process of its own: a process cannot change who allocates GPU memory, and what one
-library leaves behind does not slow down the next. All are of one run.
+Each line is measured by a process of its own: a process cannot change its allocator of GPU memory, and the
+state of one library does not slow down the next. All lines are of one run.
 """
 
 import argparse

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian
+from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Problem, clustered, cube, gaussian
 from pointproj.benchmark.config import EXECUTIONS, LISTS, NETWORK, OF_LISTS, SEARCH, SUMS, BenchConfig
 from pointproj.data.furniture import CLASSES, make_furniture
 from pointproj.geometry.meshes import normalize
 from pointproj.geometry.sampling import sample_surface
 from pointproj.ops.specification import reference
 
-Points = Callable[[torch.Generator], Tensor]
+MakeCloud = Callable[[torch.Generator], Tensor]
 
 SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7, 10**8), "cpu": (10**4, 10**5, 10**6)}  # uniform points
 SIZE = {"cuda": 10**7, "cpu": 10**6}  # of the other clouds
 LIST_SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
 CRYSTAL_SIZES = {"cuda": (10**5, 4 * 128**3), "cpu": (10**5,)}
-SELF_K = 8
+SELF_K = 8  # of a cloud searched within itself
 
 UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
@@ -35,7 +35,7 @@ ATTEND_K, ATTEND_CHANNELS, HEADS = 16, 64, 4
 
 LIST_K = 32  # the most neighbours within the radius
 LIST_CAPACITY = 40  # pairs per query that csr has room for
-LIST_MOST = 256  # that a query has at most
+LIST_MOST = 256  # neighbours that a query has at most
 CHANNELS = 25
 CRYSTAL_K = 43  # a point and the three shells of 12, 6 and 24 around it
 CRYSTAL_RADIUS = 1.3  # between the third shell and the fourth, in units of the cell's edge
@@ -50,13 +50,13 @@ class Inputs(NamedTuple):
     radius: float | None = None
     sigma: float | Tensor = 0.1
     capacity: int = 0  # pairs that a list has room for
-    most: int = LIST_MOST  # neighbours that a query has at most, for libraries that must be told
-    neighbors: pointproj.Neighbors | None = None  # of attention, and beside the values its queries and keys
-    attended: tuple[Tensor, ...] = ()
+    most: int = LIST_MOST  # neighbours that a query has at most, for libraries that take it
+    neighbors: pointproj.Neighbors | None = None  # of attention
+    attended: tuple[Tensor, ...] = ()  # queries and keys of attention
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is summed, of attention queries, keys and values: gradients go there."""
+        """The tensors whose gradients are taken: features, or queries, keys and values of attention."""
         return *self.attended, self.problem.features
 
     @property
@@ -72,7 +72,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Inputs and what is measured on them."""
+    """Inputs, and what is measured on them."""
 
     name: str  # as in the results
     operator: str  # knn | radius | farthest_points | attend
@@ -80,7 +80,7 @@ class Workload:
     make_inputs: Callable[[torch.device], Inputs]
     peers: str = "all"  # all | batched (those that take batches) | none
     executions: tuple[str, ...] = EXECUTIONS  # unless the config names some
-    fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # modes that run fewer of them
+    fewer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by mode, where it has fewer
     host: bool = False  # whether the time that the host takes to issue a call is measured
 
 
@@ -98,7 +98,7 @@ def of_case(case: Case, operator: str) -> Callable[[torch.device], Inputs]:
 
 
 def within_itself(
-    points: Points, k: int, device: torch.device, *, clouds: int | None = None, channels: int | None = None
+    points: MakeCloud, k: int, device: torch.device, *, clouds: int | None = None, channels: int | None = None
 ) -> Inputs:
     """The k nearest of each point of a cloud, or of so many clouds: queries and references are one tensor."""
     generator = torch.Generator().manual_seed(0)
@@ -110,7 +110,7 @@ def within_itself(
     return Inputs(Problem(cloud, cloud, features), k)
 
 
-def list_inputs(points: Points, device: torch.device) -> Inputs:
+def list_inputs(points: MakeCloud, device: torch.device) -> Inputs:
     """Lists of a cloud within itself, with features of its points."""
     inputs = within_itself(points, LIST_K, device, channels=CHANNELS)
     cloud = inputs.points[0]
@@ -140,12 +140,12 @@ def radius_of(points: Tensor) -> float:
     return float(f"{squared.kthvalue(LIST_K, dim=1).values.sqrt().median().item():.3g}")
 
 
-def uniform(count: int) -> Points:
+def uniform(count: int) -> MakeCloud:
     """Points in [-1, 1]^3."""
-    return lambda g: torch.rand(count, 3, generator=g, dtype=torch.float64) * 2 - 1
+    return lambda g: cube(g, count)
 
 
-def surface(count: int) -> Points:
+def surface(count: int) -> MakeCloud:
     """Points on the surfaces of ten pieces of furniture, each in a cube of its own, side by side."""
 
     def points(g: torch.Generator) -> Tensor:
@@ -160,7 +160,7 @@ def surface(count: int) -> Points:
     return points
 
 
-def crystal(count: int) -> Points:
+def crystal(count: int) -> MakeCloud:
     """The first points of a face-centred cubic crystal of edge 1, cell by cell."""
 
     def points(g: torch.Generator) -> Tensor:
@@ -190,7 +190,8 @@ def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
     elif name == "host":
         few = Case("host_64", gaussian(64, 64), k=W1.k, radius=0.8, channels=W1.channels)
         cases = [(few, "knn"), (few, "radius")]
-        cases += [(replace(W1, id="host_w1"), "knn")] if device_type == "cuda" else []  # else it works itself
+        if device_type == "cuda":  # on a CPU it would be the time of the whole call
+            cases.append((replace(W1, id="host_w1"), "knn"))
         for case, operator in cases:
             modes = ("aggregate", "operator", "step")
             yield Workload(case.id, operator, modes, of_case(case, operator), "none", ("eager",), host=True)

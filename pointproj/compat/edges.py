@@ -1,7 +1,7 @@
 """Neighbours as lists of edges, which PyTorch Geometric, torch-cluster and pyg-lib share.
 
-An edge list is as long as there are pairs, so each of these functions waits for the device. For fixed shapes,
-which are captured, call :func:`pointproj.knn` or :func:`pointproj.radius_neighbors`.
+An edge list is as long as there are pairs, so these functions wait for the device. For fixed shapes, which
+can be captured, call :func:`pointproj.knn` or :func:`pointproj.radius_neighbors`.
 """
 
 import warnings
@@ -25,7 +25,7 @@ from pointproj.ops.farthest_points import farthest_points
 from pointproj.ops.neighbor_lists import radius_neighbors
 from pointproj.ops.specification.reference import squared_lengths
 
-MOST_PADDED = 64  # neighbours; who allows more seldom has so many, and slots for them would be mostly empty
+MOST_PADDED = 64  # neighbours; larger limits are seldom used up, so most padded slots would be empty
 
 Points = Float[Tensor, "n f"]
 Edges = Int[Tensor, "2 edges"]
@@ -43,8 +43,8 @@ def knn_edges(
 ) -> Edges:
     """Row 0: queries ``y``; row 1: for each the k nearest of ``x``, nearest first, ties by the lower index.
 
-    A cloud with fewer than k points gives as many edges as it has points. ``cosine``: nearest by the angle
-    between the vectors; a vector of length 0 has no neighbours. ``skip_self``: not the row of the same
+    In a cloud with fewer than k points all are neighbours. ``cosine`` takes the nearest by the angle between
+    the vectors; a vector of length 0 has no neighbours. ``skip_self`` leaves out the row of the query's
     number.
     """
     check_size("the number of neighbours k", k, least=1)
@@ -74,7 +74,7 @@ def radius_edges(
 ) -> Edges:
     """Row 0: queries ``y``; row 1: points of ``x`` nearer than ``r``, by ascending index.
 
-    Of more than ``max_num_neighbors`` the nearest stay; None: all of them.
+    If there are more than ``max_num_neighbors``, only the nearest are taken; None takes all.
     """
     if max_num_neighbors is not None:
         check_size("max_num_neighbors", max_num_neighbors, least=1)
@@ -84,9 +84,11 @@ def radius_edges(
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
     most = len(x) if max_num_neighbors is None else max_num_neighbors
     if most <= MOST_PADDED and query_points.shape[1] <= 3:
-        reach, squared_radius = boundary(r, query_points)
+        search_radius, squared_radius = boundary(r, query_points)
         slots = most + skip_self
-        rows = radius_neighbors(query_points, reference_points, reach, max_neighbors=slots, **offsets).indices
+        rows = radius_neighbors(
+            query_points, reference_points, search_radius, max_neighbors=slots, **offsets
+        ).indices
         rows = rows.gather(1, others(rows)) if skip_self else rows
         rows = torch.where(rows >= 0, rows, len(x)).sort(dim=1).values
         edges = _listed(rows, rows < len(x))
@@ -115,7 +117,7 @@ def nearest_rows(
 ) -> Int[Tensor, " n"]:
     """For each point of ``x`` the nearest of ``y``; -1 where there is none.
 
-    Nothing waits for the device up to 3 coordinates.
+    With up to 3 coordinates nothing waits for the device.
     """
     query_points, reference_points = _points(x, y)
     found = nearest(query_points, reference_points, 1, query_offsets=ptr_x, reference_offsets=ptr_y)
@@ -128,7 +130,7 @@ def sampled_rows(
     ratio: float | Tensor,
     random_start: bool,
 ) -> Int[Tensor, " chosen"]:
-    """Rows of ceil(ratio * n) points of each cloud; a tensor ``ratio`` may hold one number for each."""
+    """Rows of ceil(ratio * n) farthest points of each cloud; ``ratio`` may have a number for each cloud."""
     (points,) = coordinates(src=src.detach().flatten(1) if src.ndim > 1 else src.detach()[:, None])
     sizes = torch.tensor([len(src)], device=src.device) if ptr is None else ptr.diff()
     counts = (sizes.float() * ratio).ceil().long().tolist()
@@ -137,7 +139,7 @@ def sampled_rows(
 
 
 def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
-    """Edges as ``flow`` asks for; ``neighbors_first`` has the neighbours in row 0. Can be scripted."""
+    """Edges in the direction ``flow``; in ``neighbors_first`` row 0 has the neighbours. Scriptable."""
     if flow != "source_to_target" and flow != "target_to_source":
         raise AssertionError(f"flow must be 'source_to_target' or 'target_to_source'; got '{flow}'")
     return edges.flip(0) if flow == neighbors_first else edges
@@ -146,12 +148,12 @@ def directed(edges: Tensor, flow: str, neighbors_first: str) -> Tensor:
 def boundaries(
     x: Tensor, y: Tensor, batch_x: Tensor | None, batch_y: Tensor | None, batch_size: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Offsets of the clouds, None if there is one."""
+    """Offsets of the clouds of x and of y, None if there is only one cloud."""
     names, batches = ("batch", "batch") if batch_x is batch_y else ("batch_x", "batch_y"), []
     for name, points, batch in zip(names, (x, y), (batch_x, batch_y), strict=True):
         if batch is not None and batch.device != x.device:
             where = f"x is on {x.device} and its batch vector on {batch.device}"
-            warnings.warn(f"{where}: copied, for which the host waits", stacklevel=2)
+            warnings.warn(f"{where}: copied, so the host waits for the device", stacklevel=2)
             batch = batch.to(x.device)
         if batch is not None and batch.numel() != len(points):
             raise AssertionError(
@@ -218,6 +220,6 @@ def _points(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x.detach(), y.detach()
 
 
-def _listed(rows: Int[Tensor, "q k"], kept: Bool[Tensor, "q k"]) -> Edges:
-    slots = kept.flatten().nonzero()[:, 0]
+def _listed(rows: Int[Tensor, "q k"], exists: Bool[Tensor, "q k"]) -> Edges:
+    slots = exists.flatten().nonzero()[:, 0]
     return torch.stack([slots // rows.shape[1], rows.flatten().index_select(0, slots).long()])

@@ -2,9 +2,9 @@
 
     model = replace_search(GINO(...))
 
-The search is exact in the points' dtype and holds the pairs that it finds. The library's own, where Open3D is
-missing, holds all ``m x n`` distances; it computes them by a matrix product, so a pair at the very radius may
-be in the one list and not in the other, and it counts pairs in float32, wrong beyond 2^24.
+The search is exact in the points' dtype, and its memory is that of the pairs found. Without Open3D, the
+library's own search holds all ``m x n`` distances. It computes them by a matrix product, so the two may
+differ in a pair at the radius. It counts pairs in float32, which is wrong beyond 2^24.
 """
 
 from bisect import bisect_right
@@ -20,20 +20,20 @@ from pointproj.compat.pairs import coordinates, number_or_tensor, within
 from pointproj.ops.specification.clouds import queries_of
 from pointproj.ops.specification.reference import squared_lengths
 
-SMALLEST_DISTANCE = 1e-7  # what the library takes a distance of 0 for
-ELEMENTS = {"cpu": 2**23, "cuda": 2**26}  # numbers of the widest layer in one chunk of pairs
+SMALLEST_DISTANCE = 1e-7  # in place of 0, as in the library
+ELEMENTS = {"cpu": 2**23, "cuda": 2**26}  # values of the widest layer for one chunk of pairs
 TRANSFORMS = ("linear_kernelonly", "linear", "nonlinear_kernelonly", "nonlinear")
 
-# Takes R queries (R, E), the query of each pair (P,), one of the R, and what its point has, (..., P, H) and
-# (..., P, C) or None; gives (..., P, C), which depends on that pair alone.
+# From R queries (R, E), the query of each pair (P,), and two values of the pair's point, (..., P, H) and
+# (..., P, C) or None, to (..., P, C). Each pair is computed by itself.
 Network = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 class NeighborSearch(nn.Module):
     """All points of ``data`` within a radius of each query, as CSR.
 
-    ``return_norm`` returns the squared distances too, as ``weights``. The library does so in its own search
-    alone, and leaves them out with Open3D; ``use_open3d`` is not used here.
+    ``return_norm`` returns the squared distances too, as ``weights``; the library does so only without
+    Open3D. ``use_open3d`` is not used here.
     """
 
     def __init__(self, use_open3d: bool = True, return_norm: bool = False) -> None:
@@ -42,7 +42,7 @@ class NeighborSearch(nn.Module):
         self.return_norm = return_norm
 
     def forward(self, data: Tensor, queries: Tensor, radius: float) -> dict[str, Tensor]:
-        """Find the neighbours, for which the host waits: their number is the size of the result.
+        """Find the neighbours; the host waits for the device, since their number is the size of the result.
 
         ``data`` is (n, d) and ``queries`` (m, d); with d above 3 all pairs are compared, in chunks. TypeError
         or ValueError for points that do not go together, and for a negative radius.
@@ -55,8 +55,8 @@ class NeighborSearch(nn.Module):
             distances with gradients to both sets of points, 1e-14 (no gradient) where the points coincide.
         """
         queries, data = coordinates(queries=queries, data=data)
-        reach = number_or_tensor("radius", radius, (), data)
-        found = within(queries.detach(), data.detach(), reach)
+        search_radius = number_or_tensor("radius", radius, (), data)
+        found = within(queries.detach(), data.detach(), search_radius)
         result = {"neighbors_index": found.rows, "neighbors_row_splits": found.row_splits}
         if self.return_norm:
             squared = squared_lengths(queries[found.queries] - data[found.rows])
@@ -67,15 +67,15 @@ class NeighborSearch(nn.Module):
 class IntegralTransform(nn.Module):
     """Sum or mean over each query's neighbours of a kernel network, times the function there.
 
-    Parameters, ``state_dict`` and results are the library's. With its ``LinearChannelMLP`` without dropout as
-    kernel, no layer is held for all pairs, whatever the ``transform_type``: the first layer is linear in x, y
-    and f(y), so it is computed for points instead of pairs, and the others for a chunk of whole rows at a
-    time, computed again in the backward (a second derivative holds all pairs at once). Any other
-    ``channel_mlp`` is called once, on all pairs.
+    Parameters, ``state_dict`` and results are the library's. If the kernel is its ``LinearChannelMLP``
+    without dropout, no layer is stored for all pairs, whatever the ``transform_type``. The first layer is
+    linear in x, y and f(y), so it is computed for points instead of pairs. The other layers are computed for
+    chunks of whole rows, and again in the backward; a second derivative stores all pairs. Any other
+    ``channel_mlp`` is called once, with all pairs.
 
-    As in the library: ``linear_kernelonly`` multiplies by ``f_y`` if it is given, ``weights`` are one for
-    each pair, and weighted sums are never divided by their number. Other than there: weights work without a
-    batch dimension too, and float64 stays float64.
+    As in the library, ``linear_kernelonly`` multiplies by ``f_y`` if it is given, ``weights`` has a number
+    for each pair, and weighted sums are never divided by the number of neighbours. Unlike there, weights work
+    without a batch dimension too, and float64 stays float64.
 
     ``channel_mlp`` takes dim y + dim x (nonlinear transforms: + dim f) channels; without one, it is made of
     ``channel_mlp_layers`` and ``channel_mlp_non_linearity``. ``weighting_fn`` turns the weights of the pairs,
@@ -126,13 +126,13 @@ class IntegralTransform(nn.Module):
         y : (n, d1) float tensor
             Points, or their embeddings.
         neighbors : dict
-            From :class:`NeighborSearch`; its ``weights`` go before the argument.
+            From :class:`NeighborSearch`; its ``weights`` take precedence over the argument.
         x : (m, d2) float tensor, optional
-            Queries; None takes ``y``.
+            Queries; None: ``y``.
         f_y : (n, d3) or (batch, n, d3) float tensor, optional
-            The function on ``y``; None integrates the kernel alone.
+            The function on ``y``; None integrates only the kernel.
         weights : (M,) float tensor, optional
-            One for each pair; KeyError if there is a ``weighting_fn`` and there are none.
+            One for each pair; KeyError if there is a ``weighting_fn`` but no weights.
 
         Returns
         -------
@@ -148,11 +148,11 @@ class IntegralTransform(nn.Module):
             batch = 1 if f_y is None else f_y.shape[:-2].numel()
             width = batch * max(layer.out_features for layer in self.channel_mlp.fcs)
             at_once = max(1, ELEMENTS.get(indices.device.type, ELEMENTS["cuda"]) // width)
-            cuts = _chunks(row_splits.tolist(), at_once)
+            sizes = _chunks(row_splits.tolist(), at_once)
             f_y = f_y if multiplies else None
         else:
-            network, cuts = self._whole, []
-        # Gradients of the points are added up chunk by chunk, in the dtype that the chunks are taken from.
+            network, sizes = self._whole, []
+        # The chunks are taken from wide tensors, so that their gradients are added up in float32 or wider.
         narrow = [None if values is None else values.dtype for values in (y, f_y)]
         wide = [None if values is None else _widened(values) for values in (y, f_y)]
 
@@ -171,10 +171,10 @@ class IntegralTransform(nn.Module):
             return sums.index_add(-2, queries, values)
 
         counts = row_splits.diff()
-        if len(cuts) <= 1:
+        if len(sizes) <= 1:
             sums = of_rows(counts, indices, x, factors)
         else:
-            rows, pairs = map(list, zip(*cuts, strict=True))
+            rows, pairs = map(list, zip(*sizes, strict=True))
             factors_of = [None] * len(rows) if factors is None else factors.split(pairs)
             chunks = zip(counts.split(rows), indices.split(pairs), x.split(rows), factors_of, strict=True)
             again = {"use_reentrant": False, "preserve_rng_state": False}
@@ -184,7 +184,7 @@ class IntegralTransform(nn.Module):
         return sums
 
     def _factors(self, weights: Tensor | None) -> Tensor | None:
-        """(M, 1) factors of the pairs, if there are any."""
+        """(M, 1) factors of the pairs; None without weights."""
         if weights is None:
             if self.weighting_fn is not None:
                 raise KeyError(
@@ -195,7 +195,7 @@ class IntegralTransform(nn.Module):
         return (weights if self.weighting_fn is None else self.weighting_fn(weights)).squeeze(0)
 
     def _layered(self, y: Tensor, x: Tensor, f_y: Tensor | None) -> tuple[Network, Tensor]:
-        """The kernel without what its first layer makes of the points, and that."""
+        """The kernel without its first layer's part of the points, and that part, computed for all points."""
         first, *others = self.channel_mlp.fcs
         sizes = [y.shape[-1], x.shape[-1]]
         weight_y, weight_x, weight_f = first.weight.split([*sizes, first.in_features - sum(sizes)], dim=1)
@@ -212,7 +212,7 @@ class IntegralTransform(nn.Module):
         return network, of_points
 
     def _whole(self, x: Tensor, queries: Tensor, y: Tensor, f_y: Tensor | None) -> Tensor:
-        """Any kernel, called as the library calls it."""
+        """A kernel of any type, called as the library calls it."""
         parts = [y, x.index_select(0, queries)]
         if self._reads(f_y):
             parts = [part.expand(*f_y.shape[:-1], -1) for part in parts] + [f_y]
@@ -225,8 +225,8 @@ class IntegralTransform(nn.Module):
 def replace_search(model: nn.Module) -> nn.Module:
     """Put these modules in place of the library's own in a model, such as a ``GINO`` or ``FNOGNO``.
 
-    The model is changed in place, and returned. Parameters are shared, names of the ``state_dict`` stay.
-    ValueError if it has neither of the two.
+    The model is changed in place, and returned. Parameters and the names in the ``state_dict`` stay the same.
+    ValueError if the model has neither of the two.
     """
     from neuralop.layers import integral_transform, neighbor_search
 
@@ -251,13 +251,13 @@ def replace_search(model: nn.Module) -> nn.Module:
 
 
 def _chunks(splits: list[int], most: int) -> list[tuple[int, int]]:
-    """Rows and pairs of chunks: neither are more than ``most``, unless a single row has more."""
-    cuts = [0]
-    while cuts[-1] < len(splits) - 1:
-        first = cuts[-1]
+    """(rows, pairs) of each chunk: at most ``most`` of both, unless a single row has more pairs."""
+    starts = [0]
+    while starts[-1] < len(splits) - 1:
+        first = starts[-1]
         full = bisect_right(splits, splits[first] + most) - 1
-        cuts.append(min(max(full, first + 1), first + most))
-    return [(last - first, splits[last] - splits[first]) for first, last in pairwise(cuts)]
+        starts.append(min(max(full, first + 1), first + most))
+    return [(last - first, splits[last] - splits[first]) for first, last in pairwise(starts)]
 
 
 def _widened(values: Tensor) -> Tensor:

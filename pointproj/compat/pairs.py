@@ -1,7 +1,7 @@
-"""What the drop-ins share: points as other libraries take them, and two searches for any of these points.
+"""What the drop-ins share: points as other libraries take them, and searches for all such points.
 
-:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, and more neighbours
-than there are points.
+:func:`nearest` and :func:`within` take any number of coordinates, clouds without points, and a k larger than
+the number of points.
 """
 
 import functools
@@ -25,10 +25,10 @@ Radius = float | Float[Tensor, "*batch q"]
 
 
 class SortedPairs(NamedTuple):
-    """Pairs of a query and a reference point, by query, then by reference point.
+    """Pairs of a query and a reference point, sorted by query, then by reference point.
 
-    Pairs of query i are ``row_splits[i]:row_splits[i + 1]``; queries and rows are those of the packed points.
-    Distances are differentiable twice in both sets of points.
+    The pairs of query i are ``row_splits[i]:row_splits[i + 1]``; ``queries`` and ``rows`` number packed
+    points. Distances are differentiable twice in both sets of points.
     """
 
     row_splits: Int[Tensor, " q+1"]
@@ -38,7 +38,7 @@ class SortedPairs(NamedTuple):
 
 
 def array(name: str, values: object) -> Tensor:
-    """A tensor; arrays and lists of numbers become one, on the CPU."""
+    """A tensor as it is; an array or list of numbers as a tensor on the CPU."""
     if isinstance(values, Tensor):
         return values
     try:
@@ -50,11 +50,11 @@ def array(name: str, values: object) -> Tensor:
 
 
 def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
-    """Points in the dtypes and shapes that the operators take, with the same distances, all in one dtype.
+    """Points in one dtype and in shapes that the operators take, with the same distances.
 
-    Half precision becomes float32 and integers float64, so no distance is rounded more than its points were.
-    Points on a line get a second coordinate, which is 0. TypeError or ValueError, by the names given here,
-    for what is no tensor of real numbers, and for other numbers of coordinates or devices.
+    Half precision becomes float32 and integers become float64. Points on a line get a second coordinate,
+    which is 0. The errors name the arguments given here: TypeError for what is no tensor of real numbers,
+    ValueError for different numbers of coordinates or different devices.
     """
     widened = {}
     for name, values in points.items():
@@ -86,9 +86,10 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
 
 
 def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
-    """A radius that searches take: one number, or one for each of ``shape``; ValueError for others.
+    """A radius that the searches take: one number, or a tensor of this shape; ValueError for others.
 
-    0 finds coincident points, a number beyond the largest all that are not infinitely far.
+    The radius 0 finds coincident points. A number beyond the dtype's largest finds all points at a finite
+    distance.
     """
     if not isinstance(radius, float | int):
         radius = array(name, radius)
@@ -112,7 +113,7 @@ def nearest(
     k: int,
     **search: object,
 ) -> tuple[Float[Tensor, "*batch q k"], Int[Tensor, "*batch q k"]]:
-    """:func:`pointproj.knn`, where neighbours beyond the last point have the distance inf and row -1."""
+    """:func:`pointproj.knn` for any k: slots beyond the number of points have distance inf and row -1."""
     found = min(k, reference_points.shape[-2])
     if found:
         distances, rows = knn(query_points, reference_points, found, **search)
@@ -132,9 +133,10 @@ def within(
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
 ) -> SortedPairs:
-    """All pairs with ``distance <= radius``, a normal number of the points' dtype; waits for the device.
+    """All pairs with ``distance <= radius``; waits for the device.
 
-    It compiles, which :func:`pointproj.radius_neighbors` does not where it counts the pairs.
+    The radius is a normal number of the points' dtype. Unlike :func:`pointproj.radius_neighbors` with
+    ``capacity=None``, it can be compiled.
     """
     points = query_points, reference_points
     if query_points.ndim == reference_points.ndim == 3:
@@ -165,8 +167,8 @@ def _within(
         every = query_points.new_full((len(query_points),), radius) if radii is None else radii
         return brute_force.radius_list(packed, every)
     offsets = {"query_offsets": query_offsets, "reference_offsets": reference_offsets}
-    reach = radius if radii is None else radii
-    found = radius_neighbors(query_points, reference_points, reach, capacity=None, **offsets)
+    each = radius if radii is None else radii
+    found = radius_neighbors(query_points, reference_points, each, capacity=None, **offsets)
     return found.row_splits, found.indices, found.distances
 
 
@@ -178,19 +180,19 @@ def _(query_points: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
-    """Radius to search with and its square, for libraries that compare squares.
+    """The radius to search with, and its square, for libraries that compare squared distances.
 
-    They take a pair by comparing its squared distance with radius * radius. Rounded square roots do not
-    decide that, but they never change the order: a search up to the root of the rounded square finds every
-    pair with a smaller square or the same, and the squares choose among those. With more coordinates than
-    three the search is in float64, and goes farther by what their squares may be off.
+    These libraries compare a squared distance with radius * radius, which rounded square roots cannot decide.
+    But rounding a root keeps the order: a search up to the root of the rounded square finds every pair whose
+    square is as large or smaller, and the squares then decide. With more than three coordinates the search is
+    in float64, so its radius is larger by the rounding error of the squares.
     """
     limits = torch.finfo(points.dtype)
     farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * limits.eps
     if isinstance(radius, Tensor):
         squared = radius.square()
         return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
-    squared = torch.tensor(radius * radius, dtype=points.dtype)  # of Python's own precision, then rounded
+    squared = torch.tensor(radius * radius, dtype=points.dtype)  # the product in float64, then rounded
     return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
 
 
@@ -203,21 +205,29 @@ def pairs_within(
     box: tuple[float, ...] | None = None,
     **offsets: Int[Tensor, " clouds+1"] | None,
 ) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"], Float[Tensor, " pairs"]]:
-    """All pairs within the radius, by query, then by reference point; waits for the device twice.
+    """All pairs within the radius, sorted by query, then by reference point; waits for the device twice.
 
     Points are those of :func:`coordinates`, one cloud or a dense batch; offsets are those of :func:`within`.
-    ``inclusive``: with pairs whose squared distance is exactly radius * radius. ``box`` is that of
-    :func:`pointproj.radius_neighbors`, for 2 or 3 coordinates. Of dense batches, queries are packed rows, and
-    rows those within the cloud. Squared distances are differentiable twice in both sets of points.
+    ``inclusive`` says whether a pair belongs to it whose squared distance is exactly radius * radius. ``box``
+    is that of :func:`pointproj.radius_neighbors`, for 2 or 3 coordinates.
+
+    Returns
+    -------
+    queries : (pairs,) int64 tensor
+        Packed rows of the query points.
+    rows : (pairs,) int64 tensor
+        Rows of the reference points; in a dense batch, rows within the cloud.
+    squared : (pairs,) float tensor
+        Squared distances, differentiable twice in both sets of points.
     """
-    reach, squared_radius = boundary(radius, query_points)
+    search_radius, squared_radius = boundary(radius, query_points)
     if box is None:
-        found = within(query_points, reference_points, reach, **offsets)
+        found = within(query_points, reference_points, search_radius, **offsets)
         queries, rows = found.queries, found.rows
         delta = query_points.flatten(0, -2)[queries] - reference_points.flatten(0, -2)[rows]
     else:
         found = radius_neighbors(
-            query_points, reference_points, reach, capacity=None, displacements=True, box=box
+            query_points, reference_points, search_radius, capacity=None, displacements=True, box=box
         )
         queries, rows, delta = found.query_indices, found.indices, found.displacements
     squared = squared_lengths(delta)
@@ -234,25 +244,25 @@ def first_within(
 ) -> tuple[Float[Tensor, "b q k"], Int[Tensor, "b q k"]]:
     """The first k reference points, by their index, that are nearer than the radius.
 
-    The radius is rounded to the points' dtype before it is squared, as the libraries do that ask for these.
-    Squared distances are differentiable twice in both sets of points, and 0 where there are fewer; rows
-    within the cloud ascend, and are -1 there.
+    The radius is rounded to the points' dtype before it is squared, as in the libraries that return the
+    first. The squared distances are differentiable twice in both sets of points. The rows, those within the
+    cloud, ascend. Where there are fewer than k, squared distances are 0 and rows -1.
     """
     radius = torch.tensor(radius, dtype=query_points.dtype).item()
     queries, found, squared = pairs_within(query_points, reference_points, radius, inclusive=False)
     shape = (*query_points.shape[:2], k)
     rank, count = ranks(queries), shape[0] * shape[1] * k
-    slots = torch.where(rank < k, queries * k + rank, count)  # the last slot takes what is too many
+    slots = torch.where(rank < k, queries * k + rank, count)  # pairs beyond k go to the last slot
     indices = found.new_full((count + 1,), -1).scatter(0, slots, found)
     squares = squared.new_zeros(count + 1).scatter(0, slots, squared)
     return squares[:-1].view(shape), indices[:-1].view(shape)
 
 
 class SearchedPoints:
-    """Points that several calls search, and their index where that is of use."""
+    """Points that several calls search, and their index, if an index can be built."""
 
     def __init__(self, **points: Tensor) -> None:
-        """Take one set of points, by the name that errors tell."""
+        """Take one set of points; errors name it by the keyword."""
         self.given = points
         (searched,) = coordinates(**points)
         with_index = searched.shape[0] > 0 and searched.shape[1] <= 3
@@ -270,25 +280,25 @@ class SearchedPoints:
 
 
 def random_rows(sizes: Int[Tensor, " clouds"]) -> Int[Tensor, " clouds"]:
-    """A row of each cloud, of torch's generator; 0 where there is none."""
+    """A random row of each cloud, by torch's generator; 0 for a cloud without points."""
     drawn = torch.rand(sizes.shape, device=sizes.device) * sizes
     return torch.minimum(drawn.long(), sizes - 1).clamp(min=0)
 
 
 def others(rows: Int[Tensor, "q k+1"]) -> Int[Tensor, "q k"]:
-    """Columns without that of the row of the same number; the last is left out where it was not found."""
+    """For each row, the columns that do not hold its own number; all but the last if none holds it."""
     own = rows == torch.arange(len(rows), device=rows.device)[:, None]
-    own[:, -1] |= ~own.any(1)  # so it is among many that coincide
+    own[:, -1] |= ~own.any(1)  # missing among many points that coincide
     return own.int().argsort(dim=1, stable=True)[:, :-1]
 
 
 def ranks(queries: Int[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-    """How many pairs of the same query stand before each; queries ascend."""
+    """For each pair, how many pairs of the same query stand before it; queries ascend."""
     return torch.arange(len(queries), device=queries.device) - torch.searchsorted(queries, queries)
 
 
 def by_distance(queries: Int[Tensor, " pairs"], squared: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
-    """The order of pairs by query, then by distance, ties as they were."""
+    """The order that sorts pairs by query, then by distance, and leaves ties as they are."""
     nearest_first = squared.argsort(stable=True)
     return nearest_first[queries[nearest_first].argsort(stable=True)]
 

@@ -3,16 +3,16 @@
     install()  # all of the library's models search with pointproj from here on
     radius_search(points, queries, radius, max_points)  # or its functions, one by one
 
-What the library does and its users may not expect is kept: an empty slot of ``radius_search`` holds index 0,
-distance 0 and point (0, 0, 0), so index 0 does not say whether the first point was found. A distance above 0
-says that it was, and :func:`pointproj.radius_neighbors` leaves no doubt. No gradient reaches the queries
-through the points that are returned.
+Empty slots of ``radius_search`` are as in the library: index 0, distance 0 and point (0, 0, 0). So index 0
+may be an empty slot or the first point; a distance above 0 shows that it is the point. The lists of
+:func:`pointproj.radius_neighbors` are unambiguous. As in the library, returned points have no gradient to the
+queries.
 
-Where its implementations differ, this one does what its documentation says. The ``max_points`` nearest
-neighbours are returned (as in its torch implementation; its Warp one takes the first that it meets), nearest
-first, equal distances by the lower index. Distances have a gradient to both sets of points (as in torch; with
-Warp it is None, and a loss on distances trains nothing and says nothing). float64 is searched in float64 (as
-in torch; Warp rounds to float32). Indices are int32 as in Warp, the default there.
+Where the library's implementations differ, this one does what the documentation says. It returns the
+``max_points`` nearest neighbours, nearest first, equal distances by the lower index (as the library's torch;
+its Warp takes the first that it finds). Distances have a gradient to both sets of points (as in torch; with
+Warp the gradient is None, without an error). float64 is searched in float64 (as in torch; Warp rounds to
+float32). Indices are int32, as in Warp, the library's default.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ from pointproj.ops.functional import scalar
 from pointproj.ops.specification.clouds import as_dtype, rows_of
 
 NAME = "pointproj"  # of the implementations
-RANK = -1  # the lowest is chosen; the library's begin at 0
+RANK = -1  # the implementation of lowest rank is chosen; the library's begin at 0
 MOST_PAIRS = torch.iinfo(torch.int32).max
 
-_replaced: list[Callable] = []  # the library's dispatcher, while ours is in its place
+_replaced: list[Callable] = []  # the library's dispatcher while ours is installed
 
 
 def radius_search(
@@ -45,8 +45,8 @@ def radius_search(
 
     Clouds are (N, 3) and (Q, 3), or (B, N, 3) and (B, Q, 3); of two dtypes both are searched in the wider
     one, float16 and bfloat16 in float32. A point at exactly the radius is within. ``implementation`` is not
-    read: it chooses among the library's own. With ``max_points`` shapes are fixed, and nothing waits for the
-    device; None finds all neighbours and waits twice.
+    read: it chooses among the library's own implementations. With ``max_points`` shapes are fixed, and
+    nothing waits for the device; None finds all neighbours and waits twice.
 
     Returns
     -------
@@ -99,10 +99,10 @@ def knn(points: Tensor, queries: Tensor, k: int, implementation: str | None = No
     Returns
     -------
     indices : (Q, k) int64 tensor
-        Nearest first, equal distances by the lower index. N beyond the N-th, as in its scipy implementation.
+        Nearest first, equal distances by the lower index. N in slots beyond the N-th, as with scipy there.
     distances : (Q, k) tensor
-        In the dtype of the points, inf beyond the N-th. Differentiable in both sets of points, as in the
-        library's torch implementation; those of scipy and cuML, which it prefers, have no gradient.
+        In the dtype of the points, inf in slots beyond the N-th. Differentiable in both sets of points, as
+        the library's torch implementation; scipy and cuML, which it prefers, have no gradient.
 
     Raises
     ------
@@ -132,9 +132,9 @@ class BQWarp(nn.Module):
     def forward(self, x: Tensor, p_grid: Tensor, reverse_mapping: bool = True) -> tuple[Tensor, Tensor]:
         """Indices and points of :func:`radius_search` for ``x`` (B, N, 3) and ``p_grid`` (B, ..., 3).
 
-        The grid has 1 to 3 dimensions; ValueError for others, and for points that have not 3 coordinates.
-        ``reverse_mapping`` finds points of ``x`` for each of ``p_grid``; False the other way round. The
-        library's documentation says the opposite of what it does.
+        The grid has 1 to 3 dimensions; ValueError for others, and for points without 3 coordinates.
+        ``reverse_mapping`` finds points of ``x`` for each point of ``p_grid``; False finds points of
+        ``p_grid`` for each of ``x``. So does the library, whose documentation says the opposite.
         """
         if not p_grid.shape[-1] == x.shape[-1] == 3:
             raise ValueError(
@@ -148,11 +148,10 @@ class BQWarp(nn.Module):
 
 
 def install() -> None:
-    """Let the library choose these functions, in its models too; a second call changes nothing.
+    """Make these functions the library's default, in its models too; a second call changes nothing.
 
-    They join its function specs as the implementation "pointproj", which is the default from here on. The
-    others stay: ``radius_search(..., implementation="warp")``. Sharded tensors have an implementation in
-    Warp alone: name it for them.
+    They are added as the implementation "pointproj". The others can still be named: ``radius_search(...,
+    implementation="warp")``. Sharded tensors have an implementation only in Warp: name it for them.
 
     Raises
     ------
@@ -167,7 +166,7 @@ def install() -> None:
         return
     for spec, function in ((RadiusSearch, radius_search), (KNN, knn)):
         spec._register_impl(Implementation(NAME, function, required_imports=(), rank=RANK, baseline=False))
-    theirs = KNN.dispatch  # it chooses by name and not by rank
+    theirs = KNN.dispatch  # chooses by name, not by rank
 
     def dispatch(cls, points: Tensor, queries: Tensor, k: int, implementation: str | None = None):
         return theirs(points, queries, k, implementation or NAME)
@@ -177,7 +176,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: the library chooses as before."""
+    """Undo :func:`install`."""
     from physicsnemo.nn.functional.neighbors.knn import KNN
     from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch
 
@@ -190,11 +189,11 @@ def uninstall() -> None:
 def _nearest_within(
     points: Tensor, queries: Tensor, radius: float, max_points: int
 ) -> tuple[Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
-    """Indices (..., Q, max_points), and functions that give the points there, and distances."""
+    """Indices (..., Q, max_points), and functions that return the points there and the distances."""
     shape, size = (*queries.shape[:-1], max_points), points.shape[-2]
     if points.ndim == 3 and len(points) == 1:
         points, queries = points[0], queries[0]
-    # A search of the nearest ends where it has them, one within a radius meets all that are within.
+    # A search for the nearest ends at the k-th; a search within a radius visits all points within it.
     distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
     missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
 
@@ -206,7 +205,7 @@ def _nearest_within(
         return found.view(*shape, *of_pair)
 
     def neighbors() -> Tensor:
-        # Points beyond the radius too: gradients of empty slots, all 0, would meet at one point otherwise.
+        # Empty slots take points beyond the radius: else all their gradients, 0, would be added to one point.
         at = rows.clamp(min=0)
         if points.ndim == 3:
             at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
@@ -218,7 +217,7 @@ def _nearest_within(
 def _all_within(
     points: Tensor, queries: Tensor, radius: float, _: None
 ) -> tuple[Tensor, Callable[[], Tensor], Callable[[], Tensor]]:
-    """Indices (2 or 3, M), and functions that give the points there, and distances (M,)."""
+    """Indices (2 or 3, M), and functions that return the points there and the distances (M,)."""
     found = within(queries, points, radius)
     if not torch.compiler.is_compiling() and len(found.rows) >= MOST_PAIRS:
         raise RuntimeError(

@@ -1,8 +1,8 @@
 """Operators of PointNet++: ``pointnet2_ops.pointnet2_utils`` by its names and signatures.
 
-Written after the paper's definitions (Qi et al. 2017) and the CUDA extension that most networks use. Unlike
-that, they run on the CPU too, take float64, and differentiate twice. TypeError or ValueError for arguments
-that do not go together.
+Written after the paper (Qi et al. 2017) and the CUDA extension that most networks use. Unlike the extension,
+these functions run on the CPU too, take float64, and are differentiable twice. They raise TypeError or
+ValueError for arguments that do not fit together.
 """
 
 import torch
@@ -23,7 +23,7 @@ def three_nn(
     -------
     dist : (B, n, 3) float tensor
         Distances, nearest first, ties by the lower index; inf beyond the m-th. Differentiable in both clouds,
-        subgradient 0 at distance 0; the extension has no gradient, so detach it to train as before.
+        subgradient 0 at distance 0. The extension has no gradient: detach them for the same training.
     idx : (B, n, 3) int32 tensor
         Rows of ``known``; 0 beyond the m-th.
     """
@@ -58,9 +58,9 @@ def ball_query(
 ) -> Int32[Tensor, "b m nsample"]:
     """The first ``nsample`` points of ``xyz``, by their index, within ``radius`` of each of ``new_xyz``.
 
-    A point at exactly the radius is outside. Where there are fewer, the first is repeated; 0 where there are
-    none. All pairs within the radius are listed before the first are taken: the host waits for the device,
-    and the memory is theirs.
+    A point at exactly the radius is outside. If there are fewer, the first is repeated; if there are none,
+    all are 0. All pairs within the radius are listed first: the host waits for the device, and memory grows
+    with their number.
     """
     _check(new_xyz=new_xyz, xyz=xyz)
     query_points, reference_points = coordinates(new_xyz=new_xyz.detach(), xyz=xyz.detach())
@@ -69,7 +69,7 @@ def ball_query(
 
 
 def _check(**clouds: Tensor) -> None:
-    """Dense batches of equally many clouds."""
+    """Raise ValueError unless all are dense batches of equally many clouds."""
     shapes = {name: tuple(points.shape) for name, points in clouds.items()}
     if any(len(shape) != 3 for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
         got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())

@@ -1,11 +1,11 @@
 """Searches of pyg-lib by the names and signatures of ``pyg_lib.ops``.
 
-As :mod:`pointproj.compat.torch_geometric` describes them under the same names, except for two arguments:
+They are those of the same names in :mod:`pointproj.compat.torch_geometric`, except for two arguments:
 
 - ``ptr``, ``ptr_x``, ``ptr_y``: (B + 1,) integer tensors instead of batch vectors, where each cloud begins
-  and ends: cloud b is ``x[ptr_x[b]:ptr_x[b + 1]]``. Nothing has to be read to know their number.
-- ``flow``: whether the neighbours are in row 1 ("source_to_target") or in row 0: in pyg-lib the opposite of
-  what it means in PyTorch Geometric and torch-cluster, and so it is here.
+  and ends: cloud b is ``x[ptr_x[b]:ptr_x[b + 1]]``. Their shape is the number of clouds.
+- ``flow``: whether the neighbours are in row 1 ("source_to_target") or in row 0. As in pyg-lib, this is the
+  opposite of what it means in PyTorch Geometric and torch-cluster.
 
 All of them raise TypeError or ValueError for arguments of wrong shape, dtype or device.
 """

@@ -1,8 +1,8 @@
 """Searches of PyTorch3D: ``pytorch3d.ops`` by its names and signatures.
 
-Written against its documentation (0.7). Clouds, (B, P, D) float tensors, are padded to one size, and
-``lengths``, (B,) int64 tensors, say how many points of each are real; None: all. With D above 3 all pairs are
-compared, in chunks, and the host waits for the device. ValueError for clouds that do not go together.
+Written against its documentation (0.7). Clouds are (B, P, D) float tensors, padded to one size. ``lengths``
+are (B,) int64 tensors: how many points of each cloud are not padding; None: all. With D above 3 all pairs are
+compared, in chunks, and the host waits for the device. ValueError for clouds that do not fit together.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Lengths = Int[Tensor, " b"]
 
 
 class KNN(NamedTuple):
-    """Squared distances, int64 rows of ``p2`` within the cloud, and the points there if these are wanted."""
+    """Squared distances, int64 rows of ``p2`` within the cloud, and if wanted the points there."""
 
     dists: Float[Tensor, "b p k"]
     idx: Int[Tensor, "b p k"]
@@ -55,11 +55,11 @@ def knn_points(
     """
     _check(p1, p2)
     if norm != 2:
-        raise ValueError(f"Support for norm 2 alone, PyTorch3D has 1 as well; got {norm}")
+        raise ValueError(f"norm must be 2; PyTorch3D has norm 1 as well, pointproj does not; got {norm}")
     query_points, reference_points = coordinates(p1=p1, p2=p2)
     _, idx = nearest(query_points.detach(), _without_padding(reference_points.detach(), lengths2), K)
     idx = idx.masked_fill(_beyond(p1, lengths1), -1)
-    # Squared once more, distances would have no second derivative at 0.
+    # Not the squares of the distances found: these have no second derivative at 0.
     dists = squared_lengths(query_points[:, :, None] - _gathered(reference_points, idx))
     dists, idx = dists.masked_fill(idx < 0, 0.0), idx.clamp(min=0)
     return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
@@ -95,15 +95,15 @@ def ball_query(
 ) -> KNN:
     """The first K points of ``p2``, by their index, that are nearer than ``radius`` to each point of ``p1``.
 
-    A point at exactly the radius is outside. The nearest K are what :func:`pointproj.radius_neighbors` gives.
+    A point at exactly the radius is outside. :func:`pointproj.radius_neighbors` finds the nearest K instead.
     ``skip_points_outside_cube`` is not read: it makes PyTorch3D's search faster.
 
     Returns
     -------
     KNN
-        As of :func:`knn_points`, but where there are fewer than K, ``idx`` is -1 and ``dists`` and ``knn``
-        are 0. All pairs within the radius are listed before the first K are taken: the host waits for the
-        device to know how many there are, and the memory is theirs.
+        As by :func:`knn_points`, but where there are fewer than K, ``idx`` is -1 and ``dists`` and ``knn``
+        are 0. All pairs within the radius are listed first: the host waits for the device to know their
+        number, and memory grows with it.
     """
     _check(p1, p2)
     query_points, reference_points = coordinates(p1=p1, p2=p2)
@@ -119,7 +119,7 @@ def sample_farthest_points(
     K: int | Sequence[int] | Lengths = 50,  # noqa: N803 - its name there
     random_start_point: bool = False,
 ) -> tuple[Float[Tensor, "b k d"], Int[Tensor, "b k"]]:
-    """Choose points that are spread evenly over each cloud: always the one farthest from all chosen before.
+    """Choose points evenly over each cloud: always the one farthest from all chosen before.
 
     Parameters
     ----------
@@ -128,15 +128,15 @@ def sample_farthest_points(
     K : int, or (B,) sequence or tensor
         How many to choose of each cloud. For a tensor the host waits for the device.
     random_start_point : bool
-        Begin with a random point of each cloud, of torch's generator, instead of its first.
+        Begin with a random point of each cloud, by torch's generator, instead of its first.
 
     Returns
     -------
     points : (B, max K, D) float tensor
-        In the dtype given (PyTorch3D: float32), with gradients to ``points``; 0 where a cloud has fewer
-        points, or fewer were asked for.
+        In the dtype given (PyTorch3D: float32), with gradients to ``points``; 0 in slots beyond the cloud's
+        size or its K.
     indices : (B, max K) int64 tensor
-        Their rows, -1 there.
+        Their rows; -1 in these slots.
     """
     clouds, size, _ = points.shape
     if lengths is not None and lengths.shape != (clouds,):
@@ -169,12 +169,12 @@ def _check(p1: Tensor, p2: Tensor) -> None:
 
 
 def _without_padding(points: Tensor, lengths: Tensor | None) -> Tensor:
-    """Points whose padding is not finite, and so nobody's neighbour."""
+    """Points whose padding is NaN, and so nobody's neighbour."""
     return points if lengths is None else points.masked_fill(_beyond(points, lengths), torch.nan)
 
 
 def _beyond(points: Tensor, lengths: Tensor | None) -> Tensor:
-    """(B, P, 1): which rows are padding."""
+    """(B, P, 1), or (1, P, 1) without lengths: whether a row is padding."""
     rows = torch.arange(points.shape[1], device=points.device)[:, None]
     if lengths is None:
         return torch.zeros_like(rows, dtype=torch.bool)[None]

@@ -1,9 +1,9 @@
-"""``scipy.spatial.cKDTree`` on tensors, by its names and signatures: the searches for single points.
+"""``scipy.spatial.cKDTree`` on tensors, by its names and signatures: its searches around given points.
 
 Arrays and lists are taken as tensors on the CPU; results are tensors.
 
-Distances get gradients, everything stays on the device of the points and in their dtype (scipy computes in
-float64), and nothing is a tree: the search structure is that of :func:`pointproj.build_index`.
+Distances have gradients. Results are on the device of the points and in their dtype (scipy computes in
+float64). There is no tree: the search structure is that of :func:`pointproj.build_index`.
 """
 
 import math
@@ -23,10 +23,11 @@ __all__ = ["KDTree", "cKDTree"]
 class cKDTree:  # noqa: N801 - its name there
     """Points that are searched: ``data`` (n, m), in which distances are differentiable.
 
-    They must be finite, for which the host waits for the device, and lie in the box that ``boxsize`` gives
-    the lengths of (0: not periodic along that axis), for m up to 3; else TypeError or ValueError. With m
-    above 3 all pairs are compared, in chunks, and every search waits. Without ``copy_data`` results are wrong
-    once the data are changed in place, as in scipy. Other arguments are not read.
+    The data must be finite; the host waits for the device to check that. ``boxsize``, for m up to 3, is the
+    lengths of a periodic box (0: not periodic along that axis), in which the data must lie. Else TypeError or
+    ValueError. With m above 3 all pairs are compared, in chunks, and every search waits for the device.
+    Without ``copy_data`` results are wrong after the data were changed in place, as in scipy. Other arguments
+    are not read.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class cKDTree:  # noqa: N801 - its name there
     ) -> tuple[Tensor, Tensor]:
         """The k nearest points of ``x`` (..., m); nothing waits for the device.
 
-        Results are exact, whatever ``eps``; ``p`` is 2, others raise ValueError; ``workers`` is not read. A
-        sequence ``k`` asks for single neighbours, 1 being the nearest. A point that is not finite gets NaN
-        and n, where scipy raises: to know of it the host would have to wait for the device.
+        Results are exact, whatever ``eps``; ``p`` must be 2, else ValueError; ``workers`` is not read. A
+        sequence ``k`` selects single neighbours, 1 is the nearest. For a point that is not finite, scipy
+        raises an error; here its distances are NaN and its rows n, so that the host need not wait for the
+        device.
 
         Returns
         -------
@@ -104,24 +106,26 @@ class cKDTree:  # noqa: N801 - its name there
         return_sorted: bool | None = None,
         return_length: bool = False,
     ) -> Int[Tensor, "*pairs"] | np.ndarray:
-        """All points within the distance ``r`` of ``x`` (..., m), which belongs to it.
+        """All points within the distance ``r`` of ``x`` (..., m); a distance of exactly ``r`` is within.
 
-        ``r`` is one number or one for each centre; in a periodic box less than half of its lengths. Indices
-        are always ascending: ``return_sorted`` is not read. ValueError for a negative radius, and as
+        ``r`` is one number or one for each centre; in a periodic box it is less than half of the lengths.
+        Indices are always ascending: ``return_sorted`` is not read. ValueError for a negative radius, and as
         :meth:`query`.
 
         Returns
         -------
         (pairs,) int64 tensor, or an array of them
-            For one centre the rows of the data. For more an array of objects of shape ``x.shape[:-1]`` that
-            holds a tensor where scipy's holds a list. With ``return_length`` an int64 tensor of that shape,
-            how many there are. The host waits for the device.
+            For one centre the rows of the data. For several centres an array of objects of shape
+            ``x.shape[:-1]``, with a tensor where scipy has a list. With ``return_length`` an int64 tensor of
+            that shape: the numbers of rows. The host waits for the device.
         """
         x = self._queries(x, p)
         query_points, points = self._searched.beside(x=x.detach().reshape(-1, self.m))
-        reach = number_or_tensor("r", r, x.shape[:-1], points)
-        reach = reach.reshape(-1) if isinstance(reach, Tensor) else reach
-        queries, rows, _ = pairs_within(query_points, points.detach(), reach, inclusive=True, box=self._box)
+        search_radius = number_or_tensor("r", r, x.shape[:-1], points)
+        search_radius = search_radius.reshape(-1) if isinstance(search_radius, Tensor) else search_radius
+        queries, rows, _ = pairs_within(
+            query_points, points.detach(), search_radius, inclusive=True, box=self._box
+        )
         counts = torch.bincount(queries, minlength=len(query_points))
         if return_length:
             return counts.view(x.shape[:-1])

@@ -29,8 +29,8 @@ Points = Float[Tensor, "n m"]
 class NearestNeighbors:
     """Searches among the points that it was fitted to, with the Euclidean distance.
 
-    ValueError for other metrics, and for whatever changes this one. ``algorithm``, ``leaf_size`` and
-    ``n_jobs`` are not read.
+    ValueError for other metrics and for ``metric_params``. ``algorithm``, ``leaf_size`` and ``n_jobs`` are
+    not read.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class NearestNeighbors:
         """Take the points (n, m) that are searched; distances are differentiable in them.
 
         With m above 3 all pairs are compared, in chunks, and every search waits for the device. TypeError or
-        ValueError for what is no table of real numbers with one row or more.
+        ValueError unless it is a table of real numbers with at least one row.
         """
         X = _table(X)  # noqa: N806
         if not len(X):
@@ -71,7 +71,7 @@ class NearestNeighbors:
         n_neighbors: int | None = None,
         return_distance: bool = True,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]] | Int[Tensor, "q k"]:
-        """The nearest points of ``X``; None: of each point that it was fitted to, itself left out.
+        """The fitted points nearest to each point of ``X``; None: to each fitted point, without itself.
 
         ValueError for more neighbours than there are points.
 
@@ -79,9 +79,9 @@ class NearestNeighbors:
         -------
         neigh_dist : (q, k) float tensor
             Nearest first, ties by the lower index, in the points' dtype. Differentiable twice in ``X`` and
-            in the points fitted to. Nothing waits for the device.
+            in the fitted points. Nothing waits for the device.
         neigh_ind : (q, k) int64 tensor
-            Rows of the points fitted to. -1 where a point that is not finite is missing.
+            Rows of the fitted points; -1 where fewer than k of them are finite.
         """
         searched = self._fitted()
         k = self.n_neighbors if n_neighbors is None else _checked_count(n_neighbors)
@@ -92,8 +92,8 @@ class NearestNeighbors:
             )
         distances, rows = searched.nearest(k + (X is None), X=self._queries(X))
         if X is None:
-            kept = others(rows)
-            distances, rows = distances.gather(1, kept), rows.gather(1, kept)
+            columns = others(rows)
+            distances, rows = distances.gather(1, columns), rows.gather(1, columns)
         return (distances, rows) if return_distance else rows
 
     def radius_neighbors(
@@ -103,10 +103,10 @@ class NearestNeighbors:
         return_distance: bool = True,
         sort_results: bool = False,
     ) -> tuple[np.ndarray, np.ndarray] | np.ndarray:
-        """All points within a distance, or one for each row of ``X``, which belongs to it.
+        """All fitted points within ``radius``; one at exactly the radius is within.
 
-        ``X`` is that of :meth:`kneighbors`. Without ``sort_results`` the lowest index comes first. ValueError
-        for a negative radius.
+        ``X`` is that of :meth:`kneighbors`; ``radius`` is one number, or one for each row of ``X``. Without
+        ``sort_results`` the lowest index comes first. ValueError for a negative radius.
 
         Returns
         -------
@@ -119,8 +119,10 @@ class NearestNeighbors:
         searched = self._fitted()
         query_points, points = searched.beside(X=self._queries(X))
         radius = self.radius if radius is None else radius
-        reach = number_or_tensor("radius", radius, query_points.shape[:1], points)
-        queries, rows, squared = pairs_within(query_points.detach(), points.detach(), reach, inclusive=True)
+        search_radius = number_or_tensor("radius", radius, query_points.shape[:1], points)
+        queries, rows, squared = pairs_within(
+            query_points.detach(), points.detach(), search_radius, inclusive=True
+        )
         if X is None:
             apart = queries != rows
             queries, rows, squared = queries[apart], rows[apart], squared[apart]

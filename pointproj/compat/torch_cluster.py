@@ -1,4 +1,4 @@
-"""Searches of torch-cluster by their names and signatures, which PyTorch Geometric took over unchanged."""
+"""Searches of torch-cluster by their names and signatures, which are those of PyTorch Geometric."""
 
 from collections.abc import Sequence
 
@@ -20,16 +20,16 @@ def fps(
     batch_size: int | None = None,
     ptr: Int[Tensor, " clouds+1"] | Sequence[int] | None = None,
 ) -> Int[Tensor, " chosen"]:
-    """As :func:`pointproj.compat.torch_geometric.fps`, which takes less.
+    """As :func:`pointproj.compat.torch_geometric.fps`, which has fewer arguments.
 
     Parameters
     ----------
     src, batch, random_start, batch_size
-        As ``x`` and the others there.
+        As ``x``, ``batch``, ``random_start`` and ``batch_size`` there.
     ratio : float, or tensor of shape () or (B,), optional
-        How much of each cloud. None: 0.5.
+        The share of each cloud's points that is chosen. None: 0.5.
     ptr : (B + 1,) integer tensor or sequence, optional
-        Where each cloud begins and ends, instead of ``batch``; ValueError if it does not rise from 0 to N.
+        Where each cloud begins and ends, instead of ``batch``; ValueError if it does not ascend from 0 to N.
     """
     if ptr is None:
         ptr = boundaries(src, src, batch, batch, batch_size)[0]

@@ -1,34 +1,35 @@
 """Searches and interpolation of PyTorch Geometric: ``torch_geometric.nn`` by its names and signatures.
 
 Written against torch-geometric 2.8, whose own searches need pyg-lib. :mod:`pointproj.compat.torch_cluster`
-has the same functions under the name of the library that had them before. None of them needs either.
+has the same functions by the name of torch-cluster. Neither needs any of these libraries.
 
-An argument means the same in all of them, and what the library says, with this added:
+Arguments mean the same in all functions, and what the library's documentation says. In addition:
 
 - ``x``, ``y``: (N, F) and (M, F) tensors of any real dtype, or (N,) and (M,). With more than 3 coordinates,
   all pairs are compared, in chunks.
 - ``batch``, ``batch_x``, ``batch_y``: (N,) and (M,) int64 tensors, the cloud of each point, ascending.
 - ``batch_size``: the number of clouds. None: read from the batch vectors, for which the host waits for the
   device.
-- ``k``: as many as are wanted; the library has a limit of 100 on a GPU.
+- ``k``: any number; the library has a limit of 100 on a GPU.
 - ``r``: a point at exactly this distance is outside, as in the library.
-- ``max_num_neighbors``: of more than that, the nearest stay. The library keeps the first that it meets: those
-  of the lowest index on a GPU, on the CPU what its tree visits first. None: all. With None or more than 64,
-  all pairs nearer than ``r`` are listed first, and the memory is theirs.
-- ``loop``: whether a point counts as its own neighbour. If not, it takes no place among ``k`` or
-  ``max_num_neighbors``, also among points that coincide, where torch-cluster may give k + 1.
+- ``max_num_neighbors``: if there are more, the nearest are taken. The library takes the first that it finds:
+on
+  a GPU those of the lowest index, on the CPU those that its tree visits first. None: all. With None or more
+  than 64, all pairs nearer than ``r`` are listed first, and memory grows with their number.
+- ``loop``: whether a point is its own neighbour. If not, it does not count in ``k`` or ``max_num_neighbors``.
+  The same holds for points that coincide, where torch-cluster may return k + 1.
 - ``flow``: whether the neighbours are in row 0 ("source_to_target") or in row 1 ("target_to_source").
-- ``cosine``: nearest by the angle between vectors. Also on the CPU, where the library has no such search.
+- ``cosine``: take the nearest by the angle between vectors; on the CPU too, where the library cannot.
 - ``num_workers``: not read.
 
 Searches return edges, a (2, E) int64 tensor. E depends on the data, so the host waits for the device;
 :func:`pointproj.knn` and :func:`pointproj.radius_neighbors` do not. A cloud of fewer than k points gives
 fewer edges; a point with a NaN or inf coordinate has none. AssertionError is raised for batch vectors of a
 wrong length, for one without the other, and for an unknown ``flow``; TypeError or ValueError for points that
-do not go together, and for k below 1.
+do not fit together, and for k below 1.
 
-Each search is one operator of torch, so that it compiles and can be scripted; for ``torch.jit.script`` its
-annotations say nothing of shapes.
+Each search is one operator of torch, so it can be compiled and scripted; for ``torch.jit.script`` its
+annotations have no shapes.
 """
 
 import torch
@@ -45,7 +46,7 @@ from pointproj.ops.neighbor_lists import Neighbors
 __all__ = ["fps", "install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
 
 Batch = Int[Tensor, " n"]
-NEAREST = 1e-8  # a distance below is taken for this
+NEAREST = 1e-8  # smaller distances count as this one
 OPERATORS = {  # of pyg-lib, as PyTorch Geometric calls them
     "knn": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, int k, bool cosine, int num_workers",
     "radius": "Tensor x, Tensor y, Tensor? ptr_x, Tensor? ptr_y, float r, int? max_num_neighbors, "
@@ -54,7 +55,7 @@ OPERATORS = {  # of pyg-lib, as PyTorch Geometric calls them
     "fps": "Tensor src, Tensor ptr, float ratio, bool random_start",
 }
 
-_libraries: list[torch.library.Library] = []  # what is registered lives as long as this
+_libraries: list[torch.library.Library] = []  # keep what is registered alive
 
 
 def knn(
@@ -98,7 +99,7 @@ def radius(
 ) -> Tensor:
     """For each point of ``y`` (row 0) the points of ``x`` nearer than ``r`` (row 1), both rows ascending.
 
-    That is the order in which the library has them on a GPU.
+    This is the library's order on a GPU.
     """
     return torch.ops.pointproj.batched_radius(x, y, r, batch_x, batch_y, max_num_neighbors, batch_size, False)
 
@@ -172,9 +173,8 @@ def knn_interpolate(
     Returns
     -------
     (M, C) float tensor
-        Differentiable twice in ``x``, as in the library, and in both sets of positions, which get no gradient
-        there: detach positions that shall get none. Points of ``y`` in a cloud without points of ``x`` get 0,
-        not NaN.
+        Differentiable twice in ``x``, and in both sets of positions, which have no gradient in the library:
+        detach them for the same training. Where a cloud has no points of ``x``, values are 0, not NaN.
     """
     ptr_x, ptr_y = boundaries(pos_x, pos_y, batch_x, batch_y, None)
     reference_points, query_points = coordinates(pos_x=pos_x, pos_y=pos_y)
@@ -198,9 +198,9 @@ def fps(
     random_start: bool = True,
     batch_size: int | None = None,
 ) -> Int[Tensor, " chosen"]:
-    """Choose points that are spread evenly over each cloud: always the one farthest from all chosen before.
+    """Choose points evenly over each cloud: always the one farthest from all chosen before.
 
-    ``random_start`` begins with a random point of each cloud, of torch's generator, instead of its first.
+    ``random_start`` begins with a random point of each cloud, by torch's generator, instead of its first.
     With more than 3 coordinates each point is compared with every chosen one.
 
     Returns
@@ -216,8 +216,8 @@ def install() -> None:
     """Let PyTorch Geometric search with these functions, also in its layers; a second call changes nothing.
 
     Its searches, and layers such as ``DynamicEdgeConv``, ``XConv`` and ``GravNetConv``, call operators of
-    pyg-lib. Those that are not there are registered by the same names: ``torch.ops.pyg.knn``, ``radius``,
-    ``nearest`` and ``fps``. That cannot be undone in a process.
+    pyg-lib. Missing ones are registered by the same names: ``torch.ops.pyg.knn``, ``radius``, ``nearest`` and
+    ``fps``. This cannot be undone within a process.
 
     Raises
     ------

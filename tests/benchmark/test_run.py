@@ -296,12 +296,12 @@ class TestLimits:
 
     def test_slow_calls_are_foreseen_from_smaller_clouds_and_other_executions(self):
         limits = Limits(BenchConfig(slowest_call_s=2.0), CPU)
-        limits.learn(row(references=1000, p50_ms=300.0))
+        limits.remember(row(references=1000, p50_ms=300.0))
         limits.check_growth(row(references=5000))
         limits.check_growth(row(references=10_000, implementation="another"))
         with pytest.raises(NoTime, match="would take about 3 s a call, more than slowest_call_s=2"):
             limits.check_growth(row(references=10_000))
-        limits.learn(row(references=10_000, p50_ms=2500.0, execution="eager"))
+        limits.remember(row(references=10_000, p50_ms=2500.0, execution="eager"))
         limits.check_growth(row(references=10_000, operator="another"))
         with pytest.raises(NoTime, match="would take about 2 s a call"):
             limits.check_growth(row(references=10_000, execution="captured"))

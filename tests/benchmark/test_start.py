@@ -35,7 +35,7 @@ def test_runs_are_rows_and_share_their_caches(tmp_path: Path, monkeypatch: pytes
             raise RuntimeError("the process failed: no such backend")
         return ""
 
-    monkeypatch.setattr(start, "answer_of", trained)
+    monkeypatch.setattr(start, "last_line_of", trained)
     rows = run_benchmark(bench_config(tmp_path, workloads=["start"]))
     assert [(row.implementation, row.mode, row.execution, row.status) for row in rows] == [
         *[("tutorial_knn", mode, of, OK) for of in ("cold", "warm") for mode in ("first_step", "whole")],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pointproj.benchmark import plots, table
-from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, write_rows
+from pointproj.benchmark.results import MISSING, WRONG, ResultsFile, Row, write_rows
 from tests.benchmark.rows import row
 
 
@@ -45,10 +45,8 @@ class TestTable:
         assert "| **warp**, captured | 0.05 | out of memory | 9.87 | 0.23 |" in text
         assert "| **warp**, eager | 0.5 |  |  |  |" in text
         assert "Not measured here: KeOps (no)." in text
-        assert (
-            "**NVIDIA H200** (torch 2.11, cuda 13.0, warp 1.19, python 3.12.3, driver 580.1; commit abc"
-            in text
-        )
+        assert text.startswith("## NVIDIA H200\n\n- commit abc, 2026-01-02 ")
+        assert ": torch 2.11, cuda 13.0, warp 1.19, python 3.12.3, driver 580.1\n" in text
 
     def test_every_line_of_a_table_has_as_many_cells(self):
         blocks = re.findall(r"(?:^\|.*\n?)+", table.tables([*self.ROWS]), re.MULTILINE)
@@ -78,6 +76,29 @@ class TestTable:
             table.main([str(tmp_path / "r.csv"), "--output", str(tmp_path / "tables.md")])
         assert (tmp_path / "tables.md").read_bytes() == before
         assert table.tables([row(), row(commit="def", device="another GPU")]).count("commit") == 2
+
+    def test_a_device_has_one_table_of_a_kind_with_the_newest_runs(self):
+        newer = {"commit": "def", "date": "2026-02-03T04:05:06+00:00"}
+        old = [row(p50_ms=1.0), row(execution="eager", p50_ms=2.0), row(implementation="native", p50_ms=3.0)]
+        new = [row(**newer, p50_ms=4.0), row(**newer, workload="import", mode="import", p50_ms=5.0)]
+        text = table.tables(old, new)
+        assert text.count("### Network, milliseconds") == 1
+        assert "| **warp**, captured |  | 4 |  |  | 123 |" in text
+        assert "| **native**, captured |  | 3 |  |  | 123 |" in text
+        assert "**warp**, eager" not in text  # of the older run, which has warp's other execution too
+        assert "Results of commit def, 2026-02-03 04:05; native of commit abc, 2026-01-02 " in text
+        assert text.index("- commit def") < text.index("- commit abc")
+        assert text == table.tables(new, old)
+
+    def test_devices_with_the_newest_results_come_first(self):
+        def run_of(device: str, day: int, **columns: str) -> list[Row]:
+            return [row(device=device, date=f"2026-01-0{day}T00:00:00+00:00", **columns)]
+
+        text = table.tables(
+            run_of("4 x NVIDIA H100", 4), run_of("a CPU", 5, driver=""), run_of("H200", 2), run_of("H100", 3)
+        )
+        headings = [line for line in text.splitlines() if line.startswith("## ")]
+        assert headings == ["## H100", "## H200", "## 4 x NVIDIA H100", "## a CPU"]
 
     def test_the_hosts_time_all_gradients_and_the_first_step_are_tables(self):
         host = {"workload": "host_64", "execution": "eager", "mode": "operator"}

@@ -72,7 +72,7 @@ def test_lines_stand_in_the_tutorials_order():
         ),
     ]
     text = table.tables(rows)
-    section = text.partition("reproduced, and ours below it:")[2].partition("\n\nNetwork")[0]
+    section = text.partition("reproduced, and ours below it\n")[2].partition("\n\n### Network")[0]
     lines = section.strip().splitlines()[2:]
     assert lines == [
         "| cuML | 9.9 |  |  |",

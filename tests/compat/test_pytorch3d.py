@@ -128,7 +128,7 @@ def test_errors():
             function(p1, p2[..., :2])
         with pytest.raises(ValueError, match="p1 must have shape"):
             function(p1[0], p2[0])
-    with pytest.raises(ValueError, match="Support for norm 2 alone"):
+    with pytest.raises(ValueError, match="norm must be 2"):
         pytorch3d.knn_points(p1, p2, norm=1)
     with pytest.raises(ValueError, match="x and idx must have same batch dimension"):
         pytorch3d.knn_gather(p2, torch.zeros(2, 4, 1, dtype=torch.int64))
