@@ -38,7 +38,7 @@ NO_TABLES = CellList(None, None, None, None)  # for an operator that builds them
 
 
 def readable(cells: CellList) -> CellList:
-    """The tables of an index, with points that can be read in words of 16 bytes, wherever a hook moved them."""
+    """The tables of an index, with points aligned for reads of 16 bytes, wherever a hook moved them."""
     return cells._replace(points=aligned(cells.points))
 
 

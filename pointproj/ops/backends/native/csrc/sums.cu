@@ -1,4 +1,6 @@
 // Both aggregations and their gradients: which kernels run, one after another.
+#include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "gradients.h"
@@ -35,21 +37,17 @@ struct RadiusArguments {
   POINTPROJ_FIELDS(sum, reference_grid, radius)
 };
 
-Kernel kernel_of(std::string_view name) {
-  if (name == "exponential") return Kernel::kExponential;
-  if (name == "gaussian") return Kernel::kGaussian;
-  if (name == "inverse_distance") return Kernel::kInverseDistance;
-  if (name == "uniform") return Kernel::kUniform;
-  POINTPROJ_CHECK(name == "compact", "kernel must be exponential, gaussian, inverse_distance, uniform or compact; got ",
-                  name);
-  return Kernel::kCompact;
-}
-
-Reduce reduce_of(std::string_view name) {
-  if (name == "mean") return Reduce::kMean;
-  if (name == "sum") return Reduce::kSum;
-  POINTPROJ_CHECK(name == "weighted", "reduce must be mean, sum or weighted; got ", name);
-  return Reduce::kWeighted;
+// The value of an enum, whose names are in its order.
+template <class Enum, size_t kCount>
+Enum named(const char* argument, const std::string_view (&names)[kCount], std::string_view name) {
+  const auto at = std::find(names, names + kCount, name);
+  const auto all = [&] {
+    std::string text(names[0]);
+    for (size_t i = 1; i < kCount; ++i) text += ", " + std::string(names[i]);
+    return text;
+  };
+  POINTPROJ_CHECK(at != names + kCount, argument, " must be one of ", all(), "; got ", name);
+  return static_cast<Enum>(at - names);
 }
 
 // ---- problems: arguments that are checked, and where the neighbours come from
@@ -61,7 +59,8 @@ struct Problem {
   Reduce reduce;
 
   explicit Problem(const SumArguments& given)
-      : given(given), sets(given.points), kernel(kernel_of(given.kernel)), reduce(reduce_of(given.reduce)) {
+      : given(given), sets(given.points), kernel(named<Kernel>("kernel", kKernelNames, given.kernel)),
+        reduce(named<Reduce>("reduce", kReduceNames, given.reduce)) {
     const Tensor &query_points = given.points.query_points, &features = given.features;
     POINTPROJ_CHECK(features.dim() == 2 && features.size(1) >= 1, "features must have shape (n, channels); got ",
                     text(features.sizes()));

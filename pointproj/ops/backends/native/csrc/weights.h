@@ -11,12 +11,16 @@
 //   by_sigma(unscaled)                    the same with the power of sigma, also of a sum of such terms
 #pragma once
 
+#include <string_view>
+
 #include "common.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
 enum class Kernel { kExponential, kGaussian, kInverseDistance, kUniform, kCompact };
+constexpr std::string_view kKernelNames[] = {"exponential", "gaussian", "inverse_distance", "uniform", "compact"};
 enum class Reduce { kMean, kSum, kWeighted };
+constexpr std::string_view kReduceNames[] = {"mean", "sum", "weighted"};
 
 template <class Sum>
 constexpr Sum kLargestWeight = kLargest<Sum> / 2048;
