@@ -33,13 +33,13 @@ APPLICATION = {
     "sweep": Command("make the table of a sweep again", "runtime.sweep"),
     "download": Command("fetch ModelNet10", "data.download"),
     "benchmark": Command(
-        "measure ours beside the libraries installed here, in two minutes", "benchmark.quick"
+        "compare our operators with the libraries installed here, in two minutes", "benchmark.quick"
     ),
     "benchmark-table": Command("make Markdown tables of benchmark results", "benchmark.table"),
     "benchmark-plots": Command("draw plots of benchmark results", "benchmark.plots"),
     "benchmark-compare": Command("compare two files of benchmark results", "benchmark.compare"),
     "benchmark-tutorial": Command(
-        "measure the table of the tutorial, one process a line", "benchmark.tutorial"
+        "measure the table of the tutorial, with one process for each line", "benchmark.tutorial"
     ),
 }
 

@@ -109,7 +109,7 @@ def missing_application() -> str | None:
     """Return None if the application can be used, else a sentence: what is missing, and how to get it."""
     install = 'pip install -c constraints.txt -e ".[train]"'
     if importlib.util.find_spec("pointproj.training") is None:
-        return f"this is the library alone; clone the repository and run there: {install}"
+        return f"only the library is installed; clone the repository and run there: {install}"
     missing = [package for package in APPLICATION_PACKAGES if installed_version(package) is None]
     if missing:
         return f"it needs {', '.join(missing)} (extra train): {install}"

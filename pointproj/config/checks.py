@@ -26,7 +26,7 @@ def problems_of(config: Config) -> Iterator[str]:
     yield from _query_problems(config)
     if config.profiler.name == "line_profile" and config.compile:
         yield (
-            "profiler=line_profile times Python lines, and compile=true runs none of the model's: "
+            "profiler=line_profile times lines of Python, which a compiled model does not run: "
             "write compile=false, or profiler=torch"
         )
     yield from _allocator_problems(config.allocator)
@@ -120,7 +120,7 @@ def _query_problems(config: Config) -> Iterator[str]:
         if getattr(augmentation, name) and facts.is_distance:
             yield f"augmentation.{name} changes distances unevenly, and target={target.name} is one: write 0"
     if target.eikonal and not facts.is_distance:
-        yield f"target.eikonal is for distances; target={target.name} is none: write target.eikonal=0"
+        yield f"target.eikonal is for distances, and target={target.name} is not one: write target.eikonal=0"
     if target.loss in ("cross_entropy", "overlap") and facts.output != "logit":
         yield f"target.loss={target.loss} is for target=occupancy, got target={target.name}: write absolute"
 

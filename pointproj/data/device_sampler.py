@@ -159,5 +159,5 @@ def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _require(needed: int, most_bytes: int) -> None:
     if needed > most_bytes:
         raise SamplerUnavailable(
-            f"the shapes take more than {most_bytes / 2**30:.3g} GiB of memory, a quarter of what is free"
+            f"the shapes take more than {most_bytes / 2**30:.3g} GiB of memory, a quarter of the free memory"
         )

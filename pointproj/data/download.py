@@ -81,7 +81,7 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
     root = Path(root)
     folder = root / archive.folder
     if folder.exists():
-        log.info("%s is there, nothing to download", folder)
+        log.info("%s exists already, so nothing is downloaded", folder)
         return folder
     root.mkdir(parents=True, exist_ok=True)
     zip_file = root / f"{archive.folder}.zip"
@@ -95,7 +95,7 @@ def download_modelnet10(root: Path | str, archive: Archive = MODELNET10) -> Path
             os.replace(part, zip_file)
         _check(zip_file, archive)
         unpack(zip_file, root, archive.folder)
-    log.info("%s is ready; %s is no longer needed", folder, zip_file)
+    log.info("%s is ready; %s can be deleted", folder, zip_file)
     return folder
 
 

@@ -47,13 +47,13 @@ def layout_problem(root: Path | str) -> str:
     """Return a sentence that says what a folder without class folders holds instead."""
     root = Path(root)
     if not root.is_dir():
-        return f"{root} {'is no folder' if root.exists() else 'does not exist'}"
+        return f"{root} {'is not a folder' if root.exists() else 'does not exist'}"
     own = len(_files_of(root))
     if own:
-        return f"{root} itself holds {own} mesh files, and no class folders"
+        return f"{root} holds {own} mesh files directly, and no class folders"
     flat = sorted(folder.name for folder in root.iterdir() if _files_of(folder))
     if flat:
-        return f"{_listed(flat)} in {root} hold mesh files themselves, not in train/ and test/"
+        return f"{_listed(flat)} in {root} hold mesh files directly, not in train/ and test/"
     return f"{root} holds no class folders"
 
 

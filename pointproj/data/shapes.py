@@ -88,9 +88,9 @@ class StoredShapes(Sequence[Shape]):
         arrays = self.cache.load(entry.key)
         if arrays is None:
             raise DataError(
-                f"{self.cache.path(entry.key)}, the prepared {entry.name}, was there when the run began and "
-                "is gone or damaged now: leave data.cache alone while a run reads it. Started again, the run "
-                "prepares it anew; resume=auto continues"
+                f"{self.cache.path(entry.key)}, the prepared {entry.name}, was removed or damaged after the "
+                "run began: do not change data.cache during a run. Start the run again, which prepares the "
+                "mesh again; resume=auto continues from the last checkpoint"
             )
         vertices, faces, count = arrays["vertices"], arrays["faces"], len(arrays["pool"])
         sampler = SurfaceSampler(vertices, faces)

@@ -49,9 +49,9 @@ def _real_files(data: DataConfig) -> list[MeshFile]:
         root = download_modelnet10(root)
     if layout_root(root) is None:
         raise DataError(
-            f"no meshes: {layout_problem(root)}. Two ways forward: write data.download=true to fetch "
-            "ModelNet10 into it (473 MB), or data.root=FOLDER to read what you have, laid out as "
-            f"{EXPECTED_LAYOUT}; in another layout by data=meshes. data=furniture needs none of these."
+            f"no meshes: {layout_problem(root)}. Write data.download=true to fetch ModelNet10 into it "
+            f"(473 MB), or data.root=FOLDER for your own meshes, laid out as {EXPECTED_LAYOUT}; data=meshes "
+            "reads other layouts. data=furniture needs no files."
         )
     files = find_meshes(root, data.classes, data.limit)
     for split in SPLITS:
@@ -149,5 +149,5 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
         f"by data.validation={data.validation:g}, data.test={data.test:g}, data.split_seed={data.split_seed}"
     )
     if layout_root(root) is not None:
-        log.warning("%s has train and test folders in its classes: data=modelnet10 keeps these", root)
+        log.warning("%s has train and test folders in its classes: data=modelnet10 uses them", root)
     return files

@@ -29,7 +29,7 @@ POISSON_DEPTH = 7
 """Depth of the octree: cells of 1/128 of the cloud's extent."""
 
 
-class BaselineUnavailable(RuntimeError):  # noqa: N818  says what is true of it
+class BaselineUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
     """A baseline's package is missing; the message holds the command that installs it."""
 
 

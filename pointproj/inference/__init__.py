@@ -1,1 +1,1 @@
-"""What is done with a trained network: evaluate, predict, export."""
+"""Uses of a trained network: evaluate, predict, export."""

@@ -201,9 +201,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "--samples",
         nargs="+",
         choices=[*samplings(0)],
-        help=f"how meshes are sampled: evenly, at random by area, as scans of {SCAN_POINTS:,} points with "
-        f"noise of {SCAN_NOISE}, and as such scans with the sensors' directions; by default all that the "
-        "model can read",
+        help=f"how meshes are sampled: evenly; at random by area; as scans of {SCAN_POINTS:,} points with "
+        f"noise of {SCAN_NOISE}; or as such scans with the directions to the sensors; by default all that "
+        "the model can read",
     )
     parser.add_argument(
         "--protocol",
@@ -264,4 +264,4 @@ def main(arguments: Sequence[str]) -> None:
     write_page(out / "index.html", results, facts)
     write_summary(out, results)
     log.info("%s", summary_table(results))
-    log.info("pictures, worst first: %s; beside it summary.md, CSV files and meshes/", out / "index.html")
+    log.info("pictures, worst first: %s; in its folder summary.md, CSV files, meshes/", out / "index.html")

@@ -278,7 +278,7 @@ def _write(
         difference = _difference(load(made), network, device)
         if not difference <= TOLERANCE:
             raise ExportError(
-                f"what {path.name} computes is {difference:.1e} away from the network (allowed: "
+                f"{path.name} differs from the network by {difference:.1e} (allowed: "
                 f"{TOLERANCE:.0e}), so it was not kept; please report this with the checkpoint's config"
             )
         os.replace(made, path)

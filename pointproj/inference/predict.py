@@ -70,8 +70,8 @@ def _warn_of_strays(cloud: Cloud) -> None:
         farthest = cloud.points[distances.argmax()] * placement.scale + placement.centre
         farthest[np.abs(farthest) < 1e-5 * placement.scale] = 0  # removes rounding errors of float32
         log.warning(
-            "%s: 99%% of its points fill %.2g of the box around all, whose farthest is (%s). Remove the "
-            "strays (%d), or the shape is too small for the grid",
+            "%s: 99%% of its points fill only %.2g of the bounding box, and the farthest is (%s). Remove the "
+            "strays (%d), otherwise the shape is too small for the grid",
             cloud.name,
             2 * most / LONGEST_SIDE,
             ", ".join(f"{coordinate:.4g}" for coordinate in farthest),
@@ -106,14 +106,15 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m pointproj predict",
         usage="%(prog)s [CHECKPOINT] FILE ... [options]",
-        description="Reconstruct the solids behind meshes or clouds of points; z points up.",
+        description="Reconstruct solids from meshes or clouds of points; z points up.",
     )
     add_arguments(parser)
-    help_files = "a checkpoint or the folder of a run, without which the weights of the package are taken; "
-    help_files += f"then what to reconstruct: {', '.join(SUFFIXES)}"
+    help_files = "optionally a checkpoint or the folder of a run, instead of the weights of the package; "
+    help_files += f"then the files to reconstruct: {', '.join(SUFFIXES)}"
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=help_files)
     help_sensors = (
-        "points from where the cloud's points were seen, in its coordinates: one for each, or one for all"
+        "file with the positions of the sensors that saw the cloud's points, in its coordinates: one "
+        "position for each point, or one for all"
     )
     parser.add_argument("--sensors", type=Path, help=help_sensors)
     help_out = f"folder of the results; or the file of the one result: {', '.join(WRITERS)}"

@@ -1,1 +1,1 @@
-"""The networks and what they are made of."""
+"""The networks and their parts."""

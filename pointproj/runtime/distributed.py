@@ -142,8 +142,8 @@ def join() -> Processes:
             dist.init_process_group("gloo", timeout=JOIN_TIMEOUT)
         except dist.DistError as error:
             raise LaunchError(
-                f"the {process_count()} processes of this run did not meet within {JOIN_TIMEOUT}: look at "
-                f"the errors of the others, and at MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
+                f"the {process_count()} processes of this run did not all connect within {JOIN_TIMEOUT}: see "
+                f"the errors of the others, and MASTER_ADDR and MASTER_PORT ({str(error).splitlines()[0]})"
             ) from error
     host = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
     return Processes(dist.get_rank(), dist.get_world_size(), local, host)

@@ -89,8 +89,8 @@ def require_inactive() -> None:
     """Raise AllocatorUnavailable if RMM is active, since torch's allocator cannot replace it."""
     if _owner is not None:
         raise AllocatorUnavailable(
-            "allocator=torch: an earlier job of this process handed its GPU memory to RMM for good; start "
-            "this job on its own"
+            "allocator=torch: an earlier job of this process made RMM the owner of its GPU memory until it "
+            "ends; start this job on its own"
         )
 
 

@@ -61,7 +61,7 @@ class RunFolder:
         if holds_a_run and not continues:
             self.release()
             raise RunError(
-                f"{self.path} holds a run already and nothing in it was touched. Name another folder "
+                f"{self.path} holds a run already, and nothing in it was changed. Name another folder "
                 f"with {FOLDER_SETTING}, or continue it with resume={self.path}"
             )
         replace_text(self.path / "config.yaml", config_text)
@@ -212,7 +212,7 @@ def _locked(folder: Path) -> int:
         user = os.pread(lock, 1000, 0).decode(errors="replace")
         os.close(lock)
         raise RunError(
-            f"{folder} is in use by {user or 'another process'}: wait until that has ended, stop it, or name "
+            f"{folder} is in use by {user or 'another process'}: wait until it has ended, stop it, or name "
             "another folder with hydra.run.dir=FOLDER"
         ) from None
     except OSError as error:

@@ -51,7 +51,7 @@ def report(folder: Path) -> bool:
     """Write ``summary.csv`` into a sweep's folder and print its table; return whether all jobs succeeded."""
     rows = collect(folder)
     if not rows:
-        print(f"no job of the sweep in {folder} got as far as leaving a record", file=sys.stderr)
+        print(f"no job of the sweep in {folder} has written a status.json", file=sys.stderr)
         return False
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS)
@@ -114,5 +114,6 @@ def main(arguments: Sequence[str]) -> int:
     folder = parser.parse_args(arguments).folder
     if not (folder / MARK).exists():
         state = f"it has no {MARK}" if folder.is_dir() else "it does not exist"
-        parser.error(f"{folder} is no folder of a sweep ({state}): expected outputs/sweeps/DATE/TIME-TOKEN")
+        expected = "expected outputs/sweeps/DATE/TIME-TOKEN"
+        parser.error(f"{folder} is not the folder of a sweep ({state}): {expected}")
     return 0 if report(folder) else 1

@@ -70,7 +70,7 @@ def load(path: Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if int(metadata["crc32"]) != _check_sum(metadata["content"], tensors):
-            raise DamagedFile("it was altered: its check sum is another")
+            raise DamagedFile("it was altered: its checksum differs")
         content = _joined(json.loads(metadata["content"]), tensors)
         if not isinstance(content, dict):
             raise DamagedFile(f"expected a mapping, got {type(content).__name__}")
@@ -78,7 +78,8 @@ def load(path: Path) -> dict[str, Any]:
     except DamagedFile:
         raise
     except Exception as error:  # damaged files raise errors of many kinds
-        raise DamagedFile(f"it is no whole file of tensors ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise DamagedFile(f"it is not a complete file of tensors ({reason})") from error
 
 
 def _separated(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

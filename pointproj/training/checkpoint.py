@@ -71,7 +71,7 @@ def save(path: Path, state: Mapping[str, Any], config: Config) -> None:
         whole = next((name for name in (LAST, PREVIOUS, BEST) if path.with_name(name).exists()), None)
         onwards = "there is no checkpoint yet"
         if whole is not None:
-            onwards = f"{whole} is whole: continue with {resume_argument(path.with_name(whole))}"
+            onwards = f"{whole} is complete: continue with {resume_argument(path.with_name(whole))}"
         raise CheckpointError(
             f"{path} cannot be written ({error.strerror or error}): make room there or name another folder "
             f"with hydra.run.dir=FOLDER; {onwards}"

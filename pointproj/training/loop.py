@@ -284,12 +284,12 @@ class Training:
             shutil.copyfile(best, own)
         drew = content.get("sampler", self.loader.sampler)
         if drew != self.loader.sampler:
-            log.warning("so far the %s drew the points; from here on other points are drawn", drew)
+            log.warning("so far the %s drew the points; from this step on, other points are drawn", drew)
         before, epochs = content["config"]["training"]["epochs"], self.config.training.epochs
         if before != epochs and checkpoint.rate_depends_on_epochs(content["config"]):
             rate = learning_rate(self.config.optimizer, position.step, self.total_steps)
-            words = "the learning rate goes on at %.2g, as if it had been so from the beginning"
-            log.warning(f"training.epochs was %d and is %d: {words}", before, epochs, rate)
+            words = "the learning rate goes on at %.2g, as if it had been %d from the beginning"
+            log.warning(f"training.epochs was %d and is %d: {words}", before, epochs, rate, epochs)
         nothing_left = ": nothing is left to train" if position.epoch >= epochs else ""
         log.info("continued from %s, %d of %d steps%s", path, position.step, self.total_steps, nothing_left)
 
@@ -361,5 +361,5 @@ class Training:
         if data.validation is None:
             log.warning("no training meshes are held out: best.pt is chosen by the test meshes")
         if loader.shapes_a_step > len(data.train):
-            words = "training.batch_size=%d is more than there are training meshes: each step takes all %d"
+            words = "training.batch_size=%d exceeds the number of training meshes: each step takes all %d"
             log.warning(words, size, len(data.train))

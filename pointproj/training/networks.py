@@ -43,14 +43,14 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
     if not fitting:
         raise CheckpointError(
             f"training.weights={path}: none of its {len(saved)} parts fits a {type(model).__name__} with the "
-            "values of projector; take those that it was trained with"
+            "values of projector; write the values that it was trained with"
         )
     odd = [name for name, values in fitting.items() if not values.isfinite().all()]
     if odd:
         raise CheckpointError(f"training.weights={path}: {', '.join(odd)} holds NaN or infinity")
     model.load_state_dict(fitting, strict=False)
     others = [f"{name} {tuple(values.shape)}" for name, values in own.items() if name not in fitting]
-    random = f"; as the seed gives them: {', '.join(others)}" if others else ""
+    random = f"; random: {', '.join(others)}" if others else ""
     return f"of {path}: {len(fitting)} of {len(own)} parts fit{random}"
 
 

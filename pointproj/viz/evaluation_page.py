@@ -19,17 +19,17 @@ from pointproj.geometry.well_posed import WELL_POSED
 from pointproj.viz.scenes import viewer
 
 COLUMNS = {
-    "class": "of the mesh; then means over the meshes whose label is well posed, and over all",
-    "samples": "how the mesh was sampled, and how many points the cloud has",
-    "method": "what reconstructed it from this cloud",
-    "meshes": "over how many the means are",
-    "well posed": f"of how many the label agrees with two floods from outside: IoU {WELL_POSED} or more",
-    "IoU, grid": "intersection over union of the solid and the label, on the query grid",
+    "class": "class of the meshes; last, all meshes with well-posed labels, and all meshes",
+    "samples": "how the mesh was sampled, and the number of points in the cloud",
+    "method": "the network, or a baseline",
+    "meshes": "number of meshes in the means",
+    "well posed": f"number of these whose label agrees with two flood fills: IoU of {WELL_POSED} or more",
+    "IoU, grid": "intersection over union of the reconstruction and the label, on the query grid",
     "IoU": "the same at 100,000 random points of the cube",
     "Chamfer-L1": "mean distance between both surfaces, in tenths of the longest side: lower is better",
-    "F-score": "share of both surfaces within 1% of the longest side of the other",
+    "F-score": "share of each surface within 1% of the longest side of the other surface, as harmonic mean",
     "normals": "mean absolute cosine between the normals of nearest samples",
-    "s": "seconds a reconstruction",
+    "s": "seconds for each reconstruction",
 }
 """Headings of the table, and their meanings."""
 
@@ -144,7 +144,7 @@ def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[st
     """Return the text, scenes and picture of a mesh for the page."""
     of_mesh = [r for r in results if (r.class_name, r.name) == (mesh.class_name, mesh.name)]
     posed = "" if _is_well_posed(mesh) else "not "
-    lines = [f"label: IoU {mesh.label_agreement:.3f} with floods from outside, so {posed}well posed"]
+    lines = [f"label: IoU {mesh.label_agreement:.3f} with flood fills from outside, so {posed}well posed"]
     for result in of_mesh:
         values = ", ".join(f"{METRICS[key]} {value:.3f}" for key, value in result.values.items())
         lines.append(f"{result.method}, {result.samples}, {result.points:,} points: {values}")

@@ -233,8 +233,8 @@ def test_real_meshes_are_prepared_and_sampled(config):
     [
         (None, "root does not exist"),
         ((), "root holds no class folders"),
-        (("a.off", "b.ply"), "root itself holds 2 mesh files, and no class folders"),
-        (("bed/a.off", "sofa/b.off"), r"\[bed,sofa\] in .*root hold mesh files themselves, not in train/"),
+        (("a.off", "b.ply"), "root holds 2 mesh files directly, and no class folders"),
+        (("bed/a.off", "sofa/b.off"), r"\[bed,sofa\] in .*root hold mesh files directly, not in train/"),
         (("bed/train/a.off",), r"root holds 1 meshes, but none in <class>/test/"),
     ],
 )

@@ -277,5 +277,5 @@ def test_what_is_the_same_in_every_epoch_is_that_of_the_loader(prepared, device)
         loaded = by_shape(batches(dataset, 4))
         for epoch in (0, 3):
             assert_equal_samples(by_shape(drawn_batches(dataset, 3, epoch=epoch, device=device)), loaded)
-    with pytest.raises(SamplerUnavailable, match="a quarter of what is free"):
+    with pytest.raises(SamplerUnavailable, match="a quarter of the free memory"):
         device_sampler(fixed.test, torch.device(device), 1000)

@@ -139,4 +139,4 @@ def test_folders_without_enough_meshes_are_refused(folder, tmp_path, furniture, 
         with pytest.raises(DataError, match=words):
             mesh_files(DataConfig(name="meshes", root=str(root), **given))
     mesh_files(DataConfig(name="meshes", root=str(furniture / "ModelNet10")))
-    assert "data=modelnet10 keeps these" in caplog.text
+    assert "data=modelnet10 uses them" in caplog.text

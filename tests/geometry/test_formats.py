@@ -153,8 +153,8 @@ REFUSED = {
     "no facet.stl": ("solid\nendsolid\n", "no face with three vertices"),
     "binary and cut.stl": (BINARY_STL[:-1], "2 triangles in 184 bytes; got 183 bytes"),
     "another.glb": (OBJ, "is not a GLB file: expected it to begin with glTF, got 'v 0 0 0"),
-    "another.3mf": (OBJ, "is no whole 3MF file (BadZipFile"),
-    "another.fbx": (OBJ, "is no mesh file: expected .off, .ply, .obj, .stl, .glb, .gltf, .3mf, got '.fbx'"),
+    "another.3mf": (OBJ, "is not a complete 3MF file (BadZipFile"),
+    "another.fbx": (OBJ, "not a mesh file: expected .off, .ply, .obj, .stl, .glb, .gltf, .3mf, got '.fbx'"),
 }
 
 
@@ -212,9 +212,9 @@ REFUSED_SCENES = {
     ),
     "beyond its bytes.gltf": (
         scene_text(BOX_SCENE, accessors=[{**entry, "count": 3 * entry["count"]} for entry in ACCESSORS]),
-        "is no whole GLTF file",
+        "is not a complete GLTF file",
     ),
-    "no scene.gltf": ("[]", "is no whole GLTF file"),
+    "no scene.gltf": ("[]", "is not a complete GLTF file"),
     "cut.glb": (BOX_GLB[:-40], f"declares {len(BOX_GLB)} bytes, but holds {len(BOX_GLB) - 40}"),
 }
 
@@ -249,7 +249,7 @@ def test_packed_files_do_not_unfold_without_end(tmp_path, monkeypatch):
     with pytest.raises(MeshError, match="repeats its objects more than"):
         read_mesh(path)
     path.write_bytes(archive_of(model.replace('objectid="1"', 'objectid="2"')))
-    with pytest.raises(MeshError, match="is no whole 3MF file"):  # an object in itself
+    with pytest.raises(MeshError, match="is not a complete 3MF file"):  # an object in itself
         read_mesh(path)
     monkeypatch.setattr(checks, "LARGEST_CONTENT", len(model) - 1)
     with pytest.raises(MeshError, match=f"unfolds to {len(model):,} bytes"):

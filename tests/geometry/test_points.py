@@ -119,7 +119,7 @@ def test_sensors_that_do_not_fit_are_refused(tmp_path, box):
     write_mesh(box, tmp_path / "box.off")
     with pytest.raises(MeshError, match="holds a mesh"):
         read_cloud(cloud, 30, sensors=tmp_path / "box.ply")
-    with pytest.raises(MeshError, match=r"no known kind of points: expected \.ply"):
+    with pytest.raises(MeshError, match=r"an unknown kind of points: expected \.ply"):
         read_cloud(cloud, 30, sensors=tmp_path / "box.off")
     with pytest.raises(MeshError, match="no sensor has seen"):
         read_cloud(tmp_path / "box.off", 30, sensors=few)
@@ -170,13 +170,13 @@ def test_clouds_without_an_inside_are_refused(tmp_path, points, reason):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.doc", b"0 0 0", "is of no known kind: expected .off.*got '.doc'"),
+        ("a.doc", b"0 0 0", "is of an unknown kind: expected .off.*got '.doc'"),
         ("a.xyz", b"", "is empty"),
         ("a.xyz", b"0 0 0\n1 1\n", "must have x y z"),
         ("a.xyz", b"0 0 0\n1 1 one\n", "must have x y z.*'one'"),
-        ("a.npy", b"no array", "no whole NPY or NPZ file"),
-        ("a.npy", b"", "no whole NPY or NPZ file"),
-        ("a.npz", b"no archive", "no whole NPY or NPZ file"),
+        ("a.npy", b"no array", "not a complete NPY or NPZ file"),
+        ("a.npy", b"", "not a complete NPY or NPZ file"),
+        ("a.npz", b"no archive", "not a complete NPY or NPZ file"),
         ("a.csv", b"x,y,z\n0,0,0,0\n", r"must have shape \(n, 3\)"),
         ("a.off", b"OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "is empty"),
         ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 2\nend_header\n", "must have the property x"),

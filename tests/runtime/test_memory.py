@@ -71,7 +71,7 @@ def test_several_processes(monkeypatch: pytest.MonkeyPatch):
 
 def test_torch_does_not_get_memory_back(owned: None):
     with pytest.raises(
-        AllocatorUnavailable, match=r"allocator=torch: .* handed its GPU memory to RMM for good"
+        AllocatorUnavailable, match=r"allocator=torch: .* made RMM the owner of its GPU memory until it ends"
     ):
         memory.configure_allocator(AllocatorConfig(name="torch"))
 

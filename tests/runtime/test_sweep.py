@@ -180,7 +180,7 @@ def test_the_table_is_made_again_from_the_folder(tmp_path, capsys):
     for folder, reason in ((tmp_path, "it has no multirun.yaml"), (tmp_path / "none", "it does not exist")):
         with pytest.raises(SystemExit, match="2"):
             main(["sweep", str(folder)])
-        assert f"{folder} is no folder of a sweep ({reason})" in capsys.readouterr().err
+        assert f"{folder} is not the folder of a sweep ({reason})" in capsys.readouterr().err
     assert not (tmp_path / "summary.csv").exists()
     (tmp_path / sweep.MARK).touch()
     assert main(["sweep", str(tmp_path)]) == 0

@@ -165,7 +165,7 @@ def test_what_cannot_be_written_says_so_and_that_the_one_before_is_whole(tmp_pat
     with pytest.raises(CheckpointError, match=r"No space left.*make room.*resume=.*last\.pt"):
         checkpoint.save(tmp_path / "last.pt", {"step": 2}, config)
     with pytest.raises(
-        CheckpointError, match=r"best\.pt cannot be written.*; last\.pt is whole.*resume=.*last\.pt"
+        CheckpointError, match=r"best\.pt cannot be written.*; last\.pt is complete.*resume=.*last\.pt"
     ):
         checkpoint.save(tmp_path / "best.pt", {"step": 2}, config)
     (tmp_path / "new").mkdir()

@@ -84,7 +84,7 @@ def parse(content: bytes, path: str | Path) -> Content:
     path = Path(path)
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise MeshError(path, f"is no mesh file: expected {', '.join(READERS)}, got {path.suffix!r}")
+        raise MeshError(path, f"is not a mesh file: expected {', '.join(READERS)}, got {path.suffix!r}")
     try:
         return read(content)
     except FormatError as error:

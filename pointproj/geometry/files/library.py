@@ -49,12 +49,12 @@ def parse(content: bytes, suffix: str) -> Content:
     except Warning:
         raise FormatError("holds a word where a number must be, or a number that is too large") from None
     except Exception as error:  # damaged files raise errors of many kinds
-        reason = f"is no whole {suffix[1:].upper()} file ({type(error).__name__}: {error})"
+        reason = f"is not a complete {suffix[1:].upper()} file ({type(error).__name__}: {error})"
         raise FormatError(reason) from error
     for index, what in ((1, "triangles"), (0, "vertices")):
         found, wanted = sum(len(part[index]) for part in parts), getattr(declared, what)
         if wanted is not None and found != wanted:
-            raise FormatError(f"declares {wanted} {what}, of which {found} could be read")
+            raise FormatError(f"declares {wanted} {what}, but only {found} could be read")
     return _joined(parts)
 
 

@@ -105,7 +105,7 @@ def read_cloud(
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise MeshError(path, f"is of no known kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
+        raise MeshError(path, f"is of an unknown kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
     generator = np.random.default_rng(seed)
     content = _read(path)
     if len(content.faces) or path.suffix.lower() not in POINT_SUFFIXES:
@@ -137,7 +137,7 @@ def read_cloud(
 def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, "n 3"]:
     """Return unit vectors from points to the sensors of a file; 0 for a sensor that is not finite."""
     if path.suffix.lower() not in POINT_SUFFIXES:
-        raise MeshError(path, f"is of no known kind of points: expected {', '.join(POINT_SUFFIXES)}")
+        raise MeshError(path, f"is of an unknown kind of points: expected {', '.join(POINT_SUFFIXES)}")
     content = _read(path)
     if len(content.faces) or len(content.vertices) not in (1, len(points)):
         given = "a mesh" if len(content.faces) else f"{len(content.vertices)} points"
@@ -212,7 +212,7 @@ def _arrays(content: bytes) -> Content:
         raise
     except Exception as error:  # damaged files raise errors of many kinds
         raise FormatError(
-            f"is no whole NPY or NPZ file of real numbers ({type(error).__name__}: {error})"
+            f"is not a complete NPY or NPZ file of real numbers ({type(error).__name__}: {error})"
         ) from None
     points = arrays.get("points") if len(arrays) != 1 else next(iter(arrays.values()))
     if points is None:
