@@ -13,7 +13,7 @@ constexpr int kDenseCell = 256;  // points; a cell with so many is subdivided
 constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
 constexpr int kAxisMask = (1 << kAxisBits) - 1;
 
-// Sizes of the tables, known from shapes alone.
+// Sizes of the tables, which follow from shapes.
 template <class Number = int64_t>
 struct CellListSizes {
   Number rows, clouds, density;  // density: cells for every two points

@@ -1,4 +1,4 @@
-// Tensors and checks, by torch's stable ABI alone: one library serves every torch from 2.10 on.
+// Tensors and checks, with only torch's stable ABI: one library serves every torch from 2.10 on.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
