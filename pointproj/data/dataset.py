@@ -4,9 +4,10 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,11 @@ from pointproj.data.cache import Cache
 from pointproj.data.clouds import Sampling, finished_cloud
 from pointproj.data.errors import DataError
 from pointproj.data.layout import SPLITS, MeshFile
-from pointproj.data.preparation import PreparedMesh, Recipe, prepare_meshes
+from pointproj.data.preparation import PreparedMesh, Recipe, build_kernels, prepare_meshes, target_device
 from pointproj.data.shapes import Entry, Shape, StoredShapes
 from pointproj.data.sources import mesh_files
 from pointproj.geometry.meshes import MeshError, query_grid
 from pointproj.geometry.sampling import FixedCloud
-from pointproj.runtime.compiler import import_compiler
 from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.runtime.helpers import HelperProcesses
 
@@ -119,12 +119,18 @@ class PreparedData:
     validation: ShapeDataset | None = None
 
 
-def prepare(config: Config, processes: Processes = SINGLE_PROCESS, device: str = "cpu") -> PreparedData:
+def prepare(
+    config: Config,
+    processes: Processes = SINGLE_PROCESS,
+    device: str = "cpu",
+    meanwhile: Callable[[], None] | None = None,
+) -> PreparedData:
     """Find and prepare the data of a run; it stays on disk until it is sampled.
 
     ``processes`` share the work; all must see the same folders. Targets are evaluated on ``device``; all
     devices give the same targets. ``data=gaussian`` has one cloud for training, validation and tests, since
-    random values at unseen points cannot be predicted.
+    random values at unseen points cannot be predicted. If helper processes prepare meshes, ``meanwhile`` is
+    called once in this process after they were started.
 
     Raises
     ------
@@ -137,9 +143,11 @@ def prepare(config: Config, processes: Processes = SINGLE_PROCESS, device: str =
         return _gaussian(config)
     started = time.monotonic()
     cores = max(1, len(os.sched_getaffinity(0)) // processes.on_this_machine)
-    with HelperProcesses(cores, meanwhile=import_compiler if config.compile else None) as helpers:
+    with HelperProcesses(cores) as helpers:
+        helpers.meanwhile = partial(build_kernels, config.target.name, target_device(device, helpers))
         with processes.first_process_first():
             files = mesh_files(config.data, helpers)
+        helpers.meanwhile = meanwhile
         repeats = Counter(files)
         prepared_meshes = _prepared_meshes(config, list(repeats), processes, helpers, device)
     entries, left_out = _entries(repeats, prepared_meshes)

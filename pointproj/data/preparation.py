@@ -19,9 +19,9 @@ from pointproj import geometry
 from pointproj.config import TARGETS
 from pointproj.data.cache import Cache, entry_key
 from pointproj.data.layout import MeshFile
-from pointproj.geometry.fields import target_field
+from pointproj.geometry.fields import field_at, target_field
 from pointproj.geometry.files import parse_mesh, read_content
-from pointproj.geometry.meshes import MeshError, normalize
+from pointproj.geometry.meshes import Mesh, MeshError, normalize
 from pointproj.geometry.sampling import SurfaceSampler, pool_points
 from pointproj.geometry.warp_meshes import usable_device
 from pointproj.runtime.helpers import HelperProcesses
@@ -83,7 +83,7 @@ def prepare_meshes(
     folder cannot be written to.
     """
     cache = Cache(cache_folder)
-    device = device if helpers.count < ENOUGH_PROCESSES else "cpu"
+    device = target_device(device, helpers)
     jobs: dict[MeshFile, Callable[[], PreparedMesh]] = {}
     for file in files:
         if len(jobs) >= helpers.fewest_jobs:  # enough are missing from the cache: helpers take the rest too
@@ -97,8 +97,22 @@ def prepare_meshes(
     if not jobs:
         return
     require_writable(cache_folder)
+    build_kernels(recipe.target, device)
     log.info("preparing meshes: up to %d of %d are not yet in %s", len(jobs), len(files), cache_folder)
     yield from helpers.results("preparing meshes", jobs, "meshes")
+
+
+def target_device(device: str, helpers: HelperProcesses) -> str:
+    """Return where helper processes evaluate targets: on ``device`` if they are few, else on the CPU."""
+    return device if helpers.count < ENOUGH_PROCESSES else "cpu"
+
+
+@functools.cache
+def build_kernels(target: str, device: str) -> None:
+    """Build the Warp kernels of a target, once: helper processes load them from Warp's cache on disk."""
+    if TARGETS[target].of_mesh:
+        face = Mesh(np.eye(3) / 2, np.arange(3).reshape(1, 3), "one face")
+        field_at(face, np.zeros((1, 3), np.float32), target, device=usable_device(device))
 
 
 def pool_seed(key: str) -> int:

@@ -23,7 +23,7 @@ class HelperProcesses:
 
     ``count`` is the number of processes, by default one for each processor core. With less than
     ``fewest_jobs`` jobs, starting processes would take longer than the jobs. ``meanwhile`` is called once in
-    this process, after the helpers were started.
+    this process, after the helpers were given the next jobs.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class HelperProcesses:
         fewest_jobs: int = FEWEST_JOBS,
     ) -> None:
         self.count = count or len(os.sched_getaffinity(0))
-        self._meanwhile = meanwhile
+        self.meanwhile = meanwhile
         self._fewest_jobs = fewest_jobs
         self._pool: ProcessPoolExecutor | None = None
 
@@ -70,7 +70,7 @@ class HelperProcesses:
                     context = multiprocessing.get_context("spawn")
                     self._pool = ProcessPoolExecutor(self.count, context, initializer=_end_with_parent)
                 futures = {self._pool.submit(job): key for key, job in jobs.items()}
-                meanwhile, self._meanwhile = self._meanwhile, None
+                meanwhile, self.meanwhile = self.meanwhile, None
                 if meanwhile is not None:
                     meanwhile()
                 for future in as_completed(futures):

@@ -16,14 +16,15 @@ import torch
 
 from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
+from pointproj.geometry.meshes import query_grid
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
 from pointproj.ops.registry import load, resolve
 from pointproj.ops.registry import names as backend_names
 from pointproj.runtime import memory
-from pointproj.runtime.compiler import choose_compilers
+from pointproj.runtime.compiler import choose_compilers, import_compiler
 from pointproj.runtime.devices import choose_device
-from pointproj.runtime.distributed import Processes, StopTogether, join
+from pointproj.runtime.distributed import SINGLE_PROCESS, Processes, StopTogether, join
 from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, open_logger
 from pointproj.runtime.profiling import StepProfiler
@@ -35,7 +36,7 @@ from pointproj.training.checkpoint import Continued, Position
 from pointproj.training.divergence import DivergenceCheck, Status
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
-from pointproj.training.networks import build_model, take_weights
+from pointproj.training.networks import build_model, take_weights, with_features
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from pointproj.training.step import TrainingStep, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
@@ -69,9 +70,9 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     logger = open_logger(config, run.path) if processes.is_first else MetricLogger()
     try:
         memory.reset_peak(device)
-        data = prepare(config, processes, str(device))
         last = run.path / checkpoint.LAST
         with memory.explained_out_of_memory(config, device), explained_dead_worker(config.data.workers, last):
+            data = prepare(config, processes, str(device), partial(_rehearse, config, execution))
             metrics = Training(config, run, data, execution, logger).fit(continued, weights)
     except BaseException:
         logger.close(failed=True)
@@ -113,6 +114,38 @@ def _choose_execution(config: Config) -> Execution:
     return Execution(device, backend, config.compile and gpu and not obstacle, join())
 
 
+def _new_step(config: Config, execution: Execution) -> TrainingStep:
+    """Make the network, its optimizer, and the step that trains it."""
+    model = build_model(config, execution.backend).to(execution.device)
+    optimizer = build_optimizer(config.optimizer, model.parameters(), capturable=execution.capture)
+    return TrainingStep(
+        model,
+        optimizer,
+        loss_function(config.target),
+        clip=config.optimizer.clip,
+        amp=config.training.amp,
+        eikonal=config.target.eikonal,
+        compile=config.compile,
+        capture=execution.capture,
+        processes=execution.processes,
+    )
+
+
+def _rehearse(config: Config, execution: Execution) -> None:
+    """Import modules and build kernels that a first step needs: take one of another network on few points."""
+    if config.compile:
+        import_compiler()
+    eager = execution._replace(capture=False, processes=SINGLE_PROCESS)
+    step = _new_step(dataclasses.replace(config, compile=False), eager)
+    side = math.ceil(config.projector.fewest_points ** (1 / 3)) + 1
+    points = torch.from_numpy(query_grid(side)).to(execution.device)[None]
+    batch = {"query_points": points, "reference_points": points.clone(), "normals": points}
+    batch = with_features({**batch, "target": points[..., 0]}, config.projector)
+    normals = bool(config.projector.normals)
+    untrained_predictor(config.target.name, execution.backend, normals=normals)(batch)
+    step(batch)
+
+
 class Training:
     """One run: its model, optimizer, data and position."""
 
@@ -120,20 +153,9 @@ class Training:
         self, config: Config, run: RunFolder, data: PreparedData, execution: Execution, logger: MetricLogger
     ) -> None:
         self.config, self.run_folder, self.data, self.logger = config, run, data, logger
-        self.device, self.backend, capture, self.processes = execution
-        self.model = build_model(config, self.backend).to(self.device)
-        self.optimizer = build_optimizer(config.optimizer, self.model.parameters(), capturable=capture)
-        self.step = TrainingStep(
-            self.model,
-            self.optimizer,
-            loss_function(config.target),
-            clip=config.optimizer.clip,
-            amp=config.training.amp,
-            eikonal=config.target.eikonal,
-            compile=config.compile,
-            capture=capture,
-            processes=self.processes,
-        )
+        self.device, self.backend, _, self.processes = execution
+        self.step = _new_step(config, execution)
+        self.model, self.optimizer = self.step.model, self.step.optimizer
         self.predict = partial(self.step.forward, compiled=False)
         self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
         self.total_steps = self.loader.steps_per_epoch * config.training.epochs

@@ -73,7 +73,7 @@ def config():
 def data(monkeypatch):
     tests, validation = spheres(3, resample=False), spheres(2, resample=False)
     made = PreparedData(spheres(5), tests, [("broken.off", "no faces")], validation)
-    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda *_: made)
     return made
 
 
@@ -142,7 +142,7 @@ def test_without_validation_meshes_the_test_meshes_choose_and_a_warning_says_so(
     config, tmp_path, data, caplog, monkeypatch
 ):
     made = dataclasses.replace(data, validation=None)
-    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda *_: made)
     metrics = train(config, RunFolder(tmp_path / "run"))
     assert metrics["validation"] == metrics["metric_value"]
     assert "best.pt is chosen by the test meshes" in caplog.text
@@ -350,7 +350,7 @@ def test_other_targets_train_and_report_their_measures(config, tmp_path, data, t
 
 def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
     made = PreparedData(spheres(5, resample=False), spheres(3, resample=False), [])
-    monkeypatch.setattr(loop, "prepare", lambda config, processes, device: made)
+    monkeypatch.setattr(loop, "prepare", lambda *_: made)
     runs = [RunFolder(tmp_path / name) for name in ("searched", "kept")]
     assert train(config, runs[0])["neighbors"] == "searched in each step"
     config.data.resample, config.projector.keep_neighbors, config.training.time_steps = False, True, 1
