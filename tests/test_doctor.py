@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pointproj import doctor
-from pointproj.ops.backends import torch as torch_backend
 from pointproj.ops.backends.native import build, compiler
+from pointproj.ops.backends.torch import operators as torch_backend
 from pointproj.ops.registry import load, names
 
 PROJECT = Path(__file__).resolve().parents[1]
