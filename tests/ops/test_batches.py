@@ -18,7 +18,6 @@ BATCHES = [pytest.param(c, id=c.id) for c in CASES if (c.batch or c.sizes) and c
 @operators
 @pytest.mark.parametrize("case", BATCHES)
 def test_equal_to_the_loop_over_clouds(operator: str, case: Case, where: Where):
-    where.skip_unless(operator)
     problem = case.problem(where.device)
     at, neighborhood = probe(problem, case.sigma), case.neighborhood(operator)
 
@@ -45,7 +44,6 @@ def test_equal_to_the_loop_over_clouds(operator: str, case: Case, where: Where):
 @pytest.mark.parametrize("kind", ["dense", "ragged"])
 def test_clouds_never_see_each_other(operator: str, kind: str, where: Where):
     """Features are the cloud's number; the clouds lie on top of each other, so nearer ones are of others."""
-    where.skip_unless(operator)
     sizes = ((6, 3), (4, 8), (9, 2), (1, 7))
     if kind == "dense":
         case = Case("", uniform(4 * 6, 4 * 5), k=3, radius=3.5, batch=4)
@@ -67,7 +65,6 @@ def test_clouds_never_see_each_other(operator: str, kind: str, where: Where):
 @operators
 def test_what_happens_in_one_cloud_stays_there(operator: str, where: Where):
     """NaN features, NaN points and huge values of one cloud leave values and gradients of others alone."""
-    where.skip_unless(operator)
     case = by_id("ragged")
     clean = case.problem(where.device)
     q, r = clean.ranges()[2]
@@ -97,7 +94,6 @@ def test_what_happens_in_one_cloud_stays_there(operator: str, where: Where):
 @operators
 def test_shared_points_may_be_expanded(operator: str, where: Where):
     """One query grid for all clouds, without a copy of it for each: its gradient is the sum."""
-    where.skip_unless(operator)
     case = by_id("dense")
     problem = case.problem(where.device)
     grid = problem.query_points[0].clone().requires_grad_()
@@ -119,7 +115,6 @@ def test_shared_points_may_be_expanded(operator: str, where: Where):
 
 @operators
 def test_offsets_may_be_int64(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("ragged")
     problem = case.problem(where.device)
     wide = problem._replace(
@@ -132,7 +127,6 @@ def test_offsets_may_be_int64(operator: str, where: Where):
 
 
 def test_one_packed_cloud_is_the_cloud(where: Where):
-    where.skip_unless("knn")
     problem = by_id("plain").problem(where.device)
     offsets = {
         "query_offsets": torch.tensor([0, 64], device=where.device),

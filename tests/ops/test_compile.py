@@ -26,7 +26,6 @@ def _fresh_compiler() -> Iterator[None]:
 @operators
 @pytest.mark.parametrize("name", ["plain", "dense-bf16", "ragged", "fp64-positions"])
 def test_compiled_equals_eager(operator: str, name: str, where: Where):
-    where.skip_unless(operator)
     case = by_id(name)
     function = _loss(operator, case, where)
     counter = CompileCounterWithBackend("aot_eager")
@@ -37,7 +36,6 @@ def test_compiled_equals_eager(operator: str, name: str, where: Where):
 
 @operators
 def test_inductor(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("odd-sizes")
     function = _loss(operator, case, where)
     compiled = torch.compile(function, fullgraph=True)
@@ -73,7 +71,6 @@ def test_other_ragged_sizes_do_not_recompile(operator: str, where: Where):
 
 @operators
 def test_index_passed_in(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     radius = case.radius if operator == "radius" else None
@@ -94,7 +91,6 @@ def test_index_passed_in(operator: str, where: Where):
 
 @operators
 def test_index_built_inside(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
 
     def function(problem: Problem, sigma: Tensor) -> Tensor:
@@ -109,7 +105,6 @@ def test_index_built_inside(operator: str, where: Where):
 
 
 def test_knn(where: Where):
-    where.skip_unless("knn")
     problem = by_id("dense").problem(where.device)
 
     def function(query_points: Tensor, reference_points: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +135,6 @@ def test_auto_chooses_inside_the_graph():
 
 def _compilations(operator: str, cases: list[Case], where: Where, dynamic: bool | None) -> list[int]:
     """How often the compiler had been called after each of the cases, checked against eager."""
-    where.skip_unless(operator)
     function = _loss(operator, cases[0], where)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(function, fullgraph=True, backend=counter, dynamic=dynamic)

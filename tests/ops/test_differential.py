@@ -20,8 +20,8 @@ SEED = int(os.environ.get("DIFFERENTIAL_SEED", "0"))
 
 
 @pytest.mark.slow
+@pytest.mark.operators("knn", "radius")
 def test_random_calls(where: Where, monkeypatch: pytest.MonkeyPatch):
-    where.skip_unless("knn", "radius")
     if where == ("warp", "cpu"):  # most of the time goes into compiling
         monkeypatch.setattr("warp.config.optimization_level", 0)
     until = time.time() + 3600
@@ -30,9 +30,9 @@ def test_random_calls(where: Where, monkeypatch: pytest.MonkeyPatch):
     assert outcome["failures"] == []
 
 
+@pytest.mark.operators("knn", "radius")
 def test_a_few_random_calls(on_cpu: Where):
     """Of kernels that Warp need not compile for this test alone."""
-    on_cpu.skip_unless("knn", "radius")
     operators, kernels = OPERATORS, KERNELS
     if on_cpu.backend == "warp":
         operators, kernels = ("knn", "padded", "csr"), KERNELS[:1]

@@ -94,8 +94,8 @@ def test_values_and_both_derivatives_without_the_dispatcher(has_y: bool, dispatc
     assert not dispatched
 
 
+@pytest.mark.operators("knn", "radius")
 def test_every_backends_operators_are_called_directly(on_cpu: Where, dispatched: list[str]):
-    on_cpu.skip_unless("knn", "radius")
     query, points, features = (t.requires_grad_() for t in by_id("plain").problem()[:3])
     options = {"backend": on_cpu.backend}
     distances, _ = pointproj.knn(query, points, 4, **options)
@@ -238,7 +238,6 @@ def test_what_is_left_of_a_transform_that_ended():
 
 def test_a_view_of_negated_numbers(on_cpu: Where):
     """Its memory holds other numbers than it: an operator that is called directly must not read them."""
-    on_cpu.skip_unless("knn")
     query, points, features = by_id("plain").problem()[:3]
     negated = torch.complex(features, features).conj().imag
     assert negated.is_neg()

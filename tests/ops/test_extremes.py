@@ -17,7 +17,6 @@ LEAST_SIGMA, LARGEST_SIGMA = reference.sigma_range(torch.float32)
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_searches_end_and_are_right(device: str):
     run = subprocess.run(
         [sys.executable, "-m", "tests.ops.extremes", device], cwd=PROJECT, capture_output=True, text=True
@@ -53,7 +52,6 @@ def _aggregate(operator: str, *tensors: Tensor, **others: object) -> Tensor:
 @pytest.mark.parametrize("kernel", ["exponential", "gaussian"])
 def test_sigma_tensors_without_a_meaning(operator: str, sigma: float, kernel: str, where: Where):
     """0, negative, subnormal: the nearest alone, in equal parts; no gradient for sigma, and NaN in none."""
-    where.skip_unless(operator)
     inputs = [t.requires_grad_() for t in _problem(where.device, twice=kernel == "exponential")]
     given = torch.tensor(sigma, device=where.device, requires_grad=True)
     got = _aggregate(operator, *inputs, sigma=given, kernel=kernel, backend=where.backend)
@@ -75,7 +73,6 @@ def test_sigma_tensors_without_a_meaning(operator: str, sigma: float, kernel: st
 @operators
 @pytest.mark.parametrize("kernel", ["exponential", "gaussian"])
 def test_sigma_that_is_nan_gives_nan(operator: str, kernel: str, where: Where):
-    where.skip_unless(operator)
     queries, points, features = _problem(where.device)
     queries[0] += 100  # within the radius of nobody
     sigma = torch.tensor(torch.nan, device=where.device)

@@ -8,7 +8,6 @@ from tests.conftest import Where
 
 
 def test_first_calls_in_any_circumstance_and_training_after_them(where: Where):
-    where.skip_unless("knn")
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.ops.first_calls", *where],
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -52,9 +52,9 @@ class _Operators(TorchDispatchMode):
 
 @operators
 @pytest.mark.parametrize("name", ["plain", "dense", "ragged", "fp64"])
+@pytest.mark.operators("radius")
 def test_any_index_serves_both_searches(operator: str, name: str, on_cpu: Where):
     """With or without a radius: no call adds to an index, and all run the same operators."""
-    on_cpu.skip_unless(operator, "radius")
     case = by_id(name)
     problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
     runs = []
@@ -76,8 +76,8 @@ def test_any_index_serves_both_searches(operator: str, name: str, on_cpu: Where)
 
 
 @operators
+@pytest.mark.operators("radius")
 def test_compiled_calls_share_an_index_built_for_the_other_search(operator: str, on_cpu: Where):
-    on_cpu.skip_unless(operator, "radius")
     case = by_id("plain")
     problem, neighborhood = case.problem("cpu"), case.neighborhood(operator)
     other = case.radius if operator == "knn" else None
@@ -98,7 +98,6 @@ def test_compiled_calls_share_an_index_built_for_the_other_search(operator: str,
 
 @pytest.mark.parametrize("name", ["lattice-radius-1", "clustered", "ragged", "dense"])
 def test_knn_with_an_index(name: str, where: Where):
-    where.skip_unless("knn")
     case = by_id(name)
     problem = case.problem(where.device)
     points = problem.query_points, problem.reference_points
@@ -114,7 +113,6 @@ def test_knn_with_an_index(name: str, where: Where):
 
 @operators
 def test_index_serves_other_queries(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
     index = pointproj.build_index(problem.reference_points, backend=where.backend)
@@ -130,14 +128,12 @@ def test_index_serves_other_queries(operator: str, where: Where):
 
 
 def test_index_holds_no_graph(where: Where):
-    where.skip_unless("knn")
     points = torch.rand(20, 3, device=where.device, requires_grad=True)
     index = pointproj.build_index(points, backend=where.backend)
     assert not any(table.requires_grad for tables in index.tables.values() for table in tables)
 
 
 def test_index_of_other_points_is_refused(where: Where):
-    where.skip_unless("knn")
     points = torch.rand(20, 3, device=where.device)
     index = pointproj.build_index(points, backend=where.backend)
     with pytest.raises(
@@ -156,7 +152,6 @@ def test_index_of_other_points_is_refused(where: Where):
 
 
 def test_index_of_another_backend_is_refused(where: Where):
-    where.skip_unless("knn")
     points = torch.rand(20, 3, device=where.device)
     index = pointproj.build_index(points, backend=where.backend)
     other = "torch" if where.backend != "torch" else "warp"

@@ -153,7 +153,6 @@ def test_values_that_are_not_finite_stay_where_they_are(form: str):
 
 
 @forms
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_few_pairs_in_many_slots(device: str, form: str):
     """Indices of 32 bits, on every device, as sums over a matrix of all pairs have it."""
     leaves = tuple(leaf.detach().to(device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))

@@ -12,11 +12,6 @@ from pointproj.ops.specification.clouds import Clouds
 COUNTS = (1, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200)  # they are kept in different ways
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture(params=["native", "warp"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if reason := load(request.param).unavailable():

@@ -55,7 +55,6 @@ def _lattice(device: str, dtype: torch.dtype = torch.float64) -> Problem:
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("case", KNN_CASES)
 def test_distances_are_rounded_as_the_reference_does(case: Case, index_dtype: torch.dtype, where: Where):
-    where.skip_unless("knn")
     problem = case.problem(where.device)
     distances, rows = _knn(problem, case.k, where, index_dtype=index_dtype)
     assert rows.dtype == index_dtype
@@ -76,7 +75,6 @@ def test_distances_are_rounded_as_the_reference_does(case: Case, index_dtype: to
 def test_queries_that_are_not_finite_and_points_that_are_nobodys(
     dtype: torch.dtype, needs_grad: bool, where: Where
 ):
-    where.skip_unless("knn")
     query = torch.tensor([[0.0, 0.0, 0.0], [0.0, torch.nan, 0.0], [torch.inf, 0.0, 0.0]], dtype=dtype)
     points = torch.tensor([[0.0, 0.0, 3.0], [torch.nan, 0.0, 0.0], [4.0, 0.0, 0.0]], dtype=dtype)
     leaves = [t.to(where.device).requires_grad_(needs_grad) for t in (query, points)]
@@ -92,7 +90,6 @@ def test_queries_that_are_not_finite_and_points_that_are_nobodys(
 
 @pytest.mark.parametrize("box", [None, (4.0, 4.0, 4.0)])
 def test_max_radius_takes_index_dtype_too(box: tuple | None, where: Where):
-    where.skip_unless("knn")
     problem = _lattice(where.device, torch.float32)
     options = {"max_radius": GAP, "box": box}
     distances, rows = _knn(problem, 9, where, index_dtype=torch.int32, **options)
@@ -107,7 +104,6 @@ def test_max_radius_takes_index_dtype_too(box: tuple | None, where: Where):
 @pytest.mark.parametrize("name", ["plain", "clustered", "all-coincident", "ragged", "dense", "fp64"])
 def test_both_derivatives(name: str, where: Where):
     """Of random sums of the distances, and of random sums of those sums' gradients."""
-    where.skip_unless("knn")
     case = by_id(name)
     problem = case.problem(where.device)
     problem = Problem(*(t.double() for t in problem[:3]), *problem[3:])
@@ -118,7 +114,6 @@ def test_both_derivatives(name: str, where: Where):
 
 
 def test_derivatives_where_distances_are_zero(where: Where):
-    where.skip_unless("knn")
     problem = _lattice(where.device)
     rows = _knn(problem, 7, where)[1]
     assert_derivatives(lambda p: _knn(p, 7, where)[0], lambda p: _plain(p, rows), problem, (*rows.shape,))
@@ -130,7 +125,6 @@ def test_derivatives_where_distances_are_zero(where: Where):
 
 @pytest.mark.parametrize("alone", POINTS)
 def test_one_set_of_points_needs_a_gradient(alone: str, where: Where):
-    where.skip_unless("knn")
     problem = CASE.problem(where.device)
     leaf = getattr(problem, alone).clone().requires_grad_()
     distances, rows = _knn(problem._replace(**{alone: leaf}), 4, where)
@@ -142,7 +136,6 @@ def test_one_set_of_points_needs_a_gradient(alone: str, where: Where):
 
 
 def test_compiled_twice_differentiable(where: Where):
-    where.skip_unless("knn")
     problem = CASE.problem(where.device)
     rows = _knn(problem, 4, where)[1]
 
@@ -164,7 +157,6 @@ def test_compiled_twice_differentiable(where: Where):
 
 
 def test_transforms(where: Where):
-    where.skip_unless("knn")
     problem = CASE.problem(where.device)
     query, points = (t[0] for t in problem[:2])
     rows = pointproj.knn(query, points, 4, backend=where.backend)[1]
@@ -186,7 +178,6 @@ def test_transforms(where: Where):
 
 
 def test_forward_mode_without_a_transform(where: Where):
-    where.skip_unless("knn")
     problem = CASE.problem(where.device)
     rows, tangent = _knn(problem, 4, where)[1], torch.rand_like(problem.query_points)
     with forward_ad.dual_level():
@@ -198,7 +189,6 @@ def test_forward_mode_without_a_transform(where: Where):
 
 @pytest.mark.gpu
 def test_captured(waitless: Where):
-    waitless.skip_unless("knn")
     problem = by_id("odd-sizes").problem(waitless.device)
     leaves = [t.clone().requires_grad_() for t in problem[:2]]
 

@@ -20,7 +20,6 @@ BAD = (torch.nan, torch.inf, -torch.inf)
 @pytest.mark.parametrize("features", [0.0, torch.nan, torch.inf], ids=["finite", "nan", "inf"])
 def test_non_finite_reference_points_are_nobodys_neighbors(operator: str, features: float, where: Where):
     """As if they were not there, in values and both derivatives, whatever features they carry."""
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     bad = torch.tensor([0, 17, 18, 127], device=where.device)
@@ -47,7 +46,6 @@ def test_non_finite_reference_points_are_nobodys_neighbors(operator: str, featur
 
 @operators
 def test_non_finite_queries_are_rows_of_nan_and_touch_nothing_else(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     bad = torch.tensor([0, 31, 63], device=where.device)
@@ -71,7 +69,6 @@ def test_non_finite_queries_are_rows_of_nan_and_touch_nothing_else(operator: str
 
 @operators
 def test_weighted_means_of_non_finite_queries_have_second_derivatives(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     problem.query_points[5] = torch.nan
@@ -90,7 +87,6 @@ def test_weighted_means_of_non_finite_queries_have_second_derivatives(operator: 
 
 def test_given_neighbors_far_away_behind_a_hole(where: Where):
     """Weights are relative to a neighbour, not to the place in the list where there is none."""
-    where.skip_unless("knn")
     points = torch.tensor([[0.0, 0, 0], [0, 0, 1]], device=where.device)
     features = torch.tensor([[1.0], [2.0]], device=where.device)
     rows = torch.tensor([[-1, 1]], device=where.device)
@@ -102,7 +98,6 @@ def test_given_neighbors_far_away_behind_a_hole(where: Where):
 @operators
 def test_nan_loss_of_a_non_finite_query_does_not_reach_the_gradients(operator: str, where: Where):
     """A loss over all rows is NaN, and so is its gradient at such a row; it must end there."""
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     problem.query_points[5] = torch.nan
@@ -115,7 +110,6 @@ def test_nan_loss_of_a_non_finite_query_does_not_reach_the_gradients(operator: s
 
 
 def test_knn_of_non_finite_points(where: Where):
-    where.skip_unless("knn")
     inf, nan = torch.inf, torch.nan
     points = torch.tensor([[0.0, 0, 0], [nan, 0, 0], [1, 0, 0], [0, inf, 0]], device=where.device)
     query = torch.tensor([[0.4, 0, 0], [0, nan, 0], [0, 0, -inf]], device=where.device)
@@ -128,8 +122,8 @@ def test_knn_of_non_finite_points(where: Where):
     assert rows.tolist() == [[[0, 2, -1, -1], [-1] * 4, [-1] * 4]] * 3
 
 
+@pytest.mark.operators("knn", "radius")
 def test_distances_that_overflow_are_no_neighbors(where: Where):
-    where.skip_unless("knn", "radius")
     points = torch.tensor([[0.0, 0, 0], [1e30, 0, 0], [1, 0, 0]], device=where.device)
     query = torch.tensor([[0.0, 0, 0], [0, -3e38, 0]], device=where.device)
     _, rows = pointproj.knn(query, points, 3, backend=where.backend)
@@ -142,7 +136,6 @@ def test_distances_that_overflow_are_no_neighbors(where: Where):
 @operators
 @pytest.mark.parametrize("which", ["all-references", "all-queries"])
 def test_nothing_is_finite(operator: str, which: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     (problem.reference_points if which == "all-references" else problem.query_points).fill_(torch.nan)
@@ -155,7 +148,6 @@ def test_nothing_is_finite(operator: str, which: str, where: Where):
 
 @operators
 def test_nan_features_reach_only_who_has_them_as_neighbors(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     problem.features[7] = torch.nan
@@ -171,7 +163,6 @@ def test_nan_features_reach_only_who_has_them_as_neighbors(operator: str, where:
 @pytest.mark.parametrize("sigma", [1e-6, 1e-3, 1e3, 1e6])
 def test_extreme_temperatures_are_still_the_softmax(operator: str, sigma: float, where: Where):
     """exp(-distance / sigma) alone is 0 for every neighbour at 1e-3 and below."""
-    where.skip_unless(operator)
     case = by_id("odd-sizes")
     problem, neighborhood = case.problem(), case.neighborhood(operator)
     is_neighbor = neighbors(operator, problem, neighborhood)
@@ -188,7 +179,6 @@ def test_extreme_temperatures_are_still_the_softmax(operator: str, sigma: float,
 @pytest.mark.parametrize("features", [torch.float32, torch.bfloat16])
 def test_autocast_changes_nothing(operator: str, features: torch.dtype, where: Where):
     """Search in the positions' dtype, sums in fp32 or wider: also in a region of bf16."""
-    where.skip_unless(operator)
     case = Case("", uniform(50, 90), channels=5, features=features)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
@@ -203,7 +193,6 @@ def test_autocast_changes_nothing(operator: str, features: torch.dtype, where: W
 @operators
 def test_reduced_matmul_precision_changes_nothing(operator: str, where: Where):
     """TF32 (or its CPU counterpart) is for the network's layers, not for distances and weights."""
-    where.skip_unless(operator)
     case = Case("", uniform(80, 300), channels=32, radius=0.8)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
@@ -254,7 +243,6 @@ LAYOUTS = {f.__name__[1:]: f for f in (_strided, _transposed, _sliced, _every_ot
 def test_memory_layout_changes_nothing(
     operator: str, name: str, layout: Callable[[Tensor], Tensor], where: Where
 ):
-    where.skip_unless(operator)
     case = by_id(name)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
@@ -276,7 +264,6 @@ def test_memory_layout_changes_nothing(
 
 @operators
 def test_inputs_are_left_as_they_were(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem = case.problem(where.device)
     _derivatives(operator, problem, case, where, probe(problem, case.sigma))
@@ -287,7 +274,6 @@ def test_inputs_are_left_as_they_were(operator: str, where: Where):
 @operators
 @pytest.mark.parametrize("name", ["larger", "all-coincident", "ragged"])
 def test_deterministic_bit_for_bit(operator: str, name: str, where: Where, deterministic: None):
-    where.skip_unless(operator)
     case = by_id(name)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
@@ -301,7 +287,6 @@ def test_deterministic_bit_for_bit(operator: str, name: str, where: Where, deter
 @pytest.mark.parametrize("name", ["plain", "ragged-with-empty-clouds", "channels-33"])
 def test_uninitialised_memory_is_never_read(operator: str, name: str, where: Where):
     """torch fills every torch.empty with NaN (integers: the largest) in deterministic mode."""
-    where.skip_unless(operator)
     case = by_id(name)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)

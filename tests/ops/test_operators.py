@@ -18,7 +18,6 @@ KNN_IN_ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.bat
 
 @pytest.mark.parametrize(("case", "operator"), CALLS)
 def test_values_and_gradients(case: Case, operator: str, where: Where):
-    where.skip_unless(operator)
     problem, neighborhood = case.problem(), case.neighborhood(operator)
     at = probe(problem, case.sigma)
     is_neighbor = neighbors(operator, problem, neighborhood)
@@ -36,7 +35,6 @@ def test_values_and_gradients(case: Case, operator: str, where: Where):
 
 @pytest.mark.parametrize("case", KNN_CASES)
 def test_knn_is_the_specification_bit_for_bit(case: Case, where: Where):
-    where.skip_unless("knn")
     problem = case.problem(where.device)
     points = problem.query_points, problem.reference_points
     distances, rows = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)
@@ -59,11 +57,11 @@ def test_specified_search_finds_what_a_kd_tree_finds(case: Case):
     assert_close("distances", distances.to(query.dtype), torch.as_tensor(expected).view(distances.shape))
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in WORKLOADS.items()])
-def test_workloads_in_part(case: Case, where: Where):
+@pytest.mark.parametrize(
+    ("case", "operator"), [pytest.param(case, *case.operators, id=name) for name, case in WORKLOADS.items()]
+)
+def test_workloads_in_part(case: Case, operator: str, where: Where):
     """The benchmark's clouds in full size, for some of the queries."""
-    (operator,) = case.operators
-    where.skip_unless(operator)
     neighborhood = case.neighborhood(operator)
 
     def part(problem: Problem) -> Problem:
@@ -94,7 +92,6 @@ def test_workloads_in_part(case: Case, where: Where):
 
 
 def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
-    where.skip_unless("knn")
     corners = torch.cartesian_prod(*[torch.arange(3.0, device=where.device)] * 3)
     center = torch.ones(1, 3, device=where.device)
     _, rows = pointproj.knn(center, corners, 4, backend=where.backend)
@@ -102,8 +99,8 @@ def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
     assert rows.tolist() == [[13, 4, 10, 12]]
 
 
+@pytest.mark.operators("radius")
 def test_radius_is_inclusive(where: Where):
-    where.skip_unless("radius")
     query = torch.zeros(1, 3, device=where.device)
     points = torch.tensor([[0.3, 0.0, 0.0], [0.0, -0.3, 0.0], [0.0, 0.0, 0.3000001]], device=where.device)
     features = torch.tensor([[1.0], [2.0], [300.0]], device=where.device)
@@ -113,7 +110,6 @@ def test_radius_is_inclusive(where: Where):
 
 @pytest.mark.parametrize("name", ["plain", "clustered", "all-coincident", "ragged", "dense", "fp64"])
 def test_knn_distances_are_differentiable(name: str, where: Where):
-    where.skip_unless("knn")
     case = by_id(name)
     problem = case.problem(where.device)
     points = [p.clone().requires_grad_() for p in problem[:2]]
@@ -136,7 +132,6 @@ def test_knn_distances_are_differentiable(name: str, where: Where):
 
 def test_neighbors_that_do_not_exist(where: Where):
     """More neighbours than the cloud has: all of it, then row -1 at distance inf."""
-    where.skip_unless("knn")
     case = by_id("ragged-with-empty-clouds")
     problem = case.problem(where.device)
     points = problem.query_points, problem.reference_points

@@ -11,11 +11,6 @@ from tests.oracle import assert_close
 RADIUS = 0.4
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def _inputs(device: str, channels: int = 5) -> list[Tensor]:
     g = torch.Generator().manual_seed(0)
     sizes = (70, 3), (90, 3), (90, channels)

@@ -19,7 +19,6 @@ def threads():
 
 @pytest.mark.parametrize("operator", ["knn", "radius"])
 def test_threads_change_nothing(operator: str, on_cpu: Where, threads):
-    on_cpu.skip_unless(operator)
     problem, neighborhood = CASE.problem(), CASE.neighborhood(operator)
     at, made = probe(problem, CASE.sigma), {}
     for count in (1, 3):

@@ -12,11 +12,6 @@ from pointproj.ops.specification import reference
 K = 8
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def _cloud(kind: str) -> Tensor:
     g = torch.Generator().manual_seed(0)
     if kind == "clustered":

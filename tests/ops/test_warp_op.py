@@ -24,11 +24,6 @@ from tests.ops.warp_operators import (
 )
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def test_values_and_gradient_through_warps_reverse_mode(device: str):
     xy = torch.tensor([[-1.0, 2.0], [1.0, 1.0], [0.0, 0.5]], device=device, requires_grad=True)
     z = rosenbrock(xy, 1.0, 100.0)

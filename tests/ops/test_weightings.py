@@ -38,7 +38,6 @@ reductions = pytest.mark.parametrize("reduce", ["mean", "sum"])
 
 @pytest.fixture
 def backend(where: Where, monkeypatch: pytest.MonkeyPatch) -> Where:
-    where.skip_unless("knn")
     if where == ("warp", "cpu"):  # half of the time went into it; kernels of other tests are optimised
         monkeypatch.setattr("warp.config.optimization_level", 0)
     return where
@@ -49,7 +48,6 @@ def backend(where: Where, monkeypatch: pytest.MonkeyPatch) -> Where:
 @operators
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
 def test_values_and_gradients(case: Case, operator: str, kernel: str, reduce: str, backend: Where):
-    backend.skip_unless(operator)
     in_double = torch.float64 in (case.positions, case.features)
     if backend == ("warp", "cpu") and (in_double or reduce != OF_WARP_ON_CPU[kernel]):
         pytest.skip("takes Warp too long to compile on a CPU; a GPU runs all")
@@ -85,7 +83,6 @@ def _truth(
 @pytest.mark.parametrize("kernel", ["exponential", "gaussian", "inverse_distance"])
 def test_mean_of_weights_that_all_vanish_in_rounding(kernel: str, operator: str, backend: Where):
     """Far from every point, the weights are 0 in fp64; their ratios are not."""
-    backend.skip_unless(operator)
     case = Case("far", uniform(9, 70), k=5, radius=61.0, sigma=0.05, **FP64)
     weighting = Weighting(kernel, power=200.0)
 
@@ -110,7 +107,6 @@ def test_mean_of_weights_that_all_vanish_in_rounding(kernel: str, operator: str,
 @operators
 def test_inverse_distance_interpolates(operator: str, backend: Where):
     """Where a query lies on a reference point, its feature is the result."""
-    backend.skip_unless(operator)
     points, features = by_id("plain").problem(backend.device)[1:3]
     neighborhood = 4 if operator == "knn" else 0.5
     problem = Problem(points, points, features)
@@ -121,7 +117,6 @@ def test_inverse_distance_interpolates(operator: str, backend: Where):
 @operators
 def test_inverse_distances_below_an_eps_of_more_than_one(operator: str, backend: Where):
     """A sum is not relative to anything: each weight is eps^-power."""
-    backend.skip_unless(operator)
     points, features = by_id("plain").problem(backend.device)[1:3]
     problem = Problem(points[:1], points, features)
     options = {"kernel": "inverse_distance", "reduce": "sum", "eps": 100.0, "backend": backend.backend}

@@ -16,7 +16,6 @@ from tests.oracle import assert_close, derivatives, probe, run
 )
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 def test_known_neighbors_change_no_result(name: str, dtype: torch.dtype, where: Where):
-    where.skip_unless("knn")
     case = by_id(name)
     problem = case.problem(where.device)
     points = problem.query_points, problem.reference_points
@@ -35,7 +34,6 @@ def test_known_neighbors_change_no_result(name: str, dtype: torch.dtype, where: 
 
 
 def test_rows_that_do_not_exist_are_no_neighbours(where: Where):
-    where.skip_unless("knn")
     problem = by_id("plain").problem(where.device)
     points = problem.query_points, problem.reference_points, problem.features
     known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
@@ -48,7 +46,6 @@ def test_rows_that_do_not_exist_are_no_neighbours(where: Where):
 
 
 def test_rows_that_do_not_exist_may_come_in_between(where: Where):
-    where.skip_unless("knn")
     points = by_id("plain").problem(where.device)[:3]
     known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
     known[::2, 1], known[1::3, 2] = -1, -1
