@@ -47,7 +47,7 @@ def test_inductor(operator: str, where: Where):
 def test_other_sizes_do_not_recompile(operator: str, dynamic: bool | None, until: int, where: Where):
     """At most one graph for small clouds and one for large; by default torch first tries one for one size."""
     sizes = ((20, 40), (5, 200), (33, 57), (64, 16), (47, 48), (90, 301), (7, 128))
-    cases = [Case("sizes", uniform(*size), channels=5) for size in sizes]
+    cases = [Case("sizes", uniform(*size)) for size in sizes]
     compilations = _compilations(operator, cases, where, dynamic)
     assert compilations[until - 1 :] == [compilations[until - 1]] * (len(sizes) - until + 1)
 
@@ -62,8 +62,7 @@ def test_other_ragged_sizes_do_not_recompile(operator: str, where: Where):
     )
     totals = [[sum(s) for s in zip(*sizes, strict=True)] for sizes in batches]
     cases = [
-        Case("sizes", uniform(*total), k=3, channels=7, sizes=sizes)
-        for total, sizes in zip(totals, batches, strict=True)
+        Case("sizes", uniform(*total), sizes=sizes) for total, sizes in zip(totals, batches, strict=True)
     ]
     compilations = _compilations(operator, cases, where, dynamic=True)
     assert compilations == [compilations[0]] * len(batches)

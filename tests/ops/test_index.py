@@ -104,7 +104,7 @@ def test_knn_with_an_index(name: str, where: Where):
     index = pointproj.build_index(
         problem.reference_points, backend=where.backend, reference_offsets=problem.reference_offsets
     )
-    for k in (1, case.k, len(problem.reference_points) // 3 if points[1].ndim == 2 else 11):
+    for k in (1, case.k, len(problem.reference_points) // 3 if points[1].ndim == 2 else 9):
         distances, rows = pointproj.knn(*points, k, index=index, **problem.offsets)
         expected = pointproj.knn(*points, k, backend=where.backend, **problem.offsets)
         assert torch.equal(rows, expected[1])

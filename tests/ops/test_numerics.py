@@ -1,7 +1,5 @@
 """Numbers that go wrong easily: non-finite points, extreme temperatures, low precision, odd layouts."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -109,19 +107,6 @@ def test_nan_loss_of_a_non_finite_query_does_not_reach_the_gradients(operator: s
         assert leaf.grad.isfinite().all(), f"d_{name}"
 
 
-def test_knn_of_non_finite_points(where: Where):
-    inf, nan = torch.inf, torch.nan
-    points = torch.tensor([[0.0, 0, 0], [nan, 0, 0], [1, 0, 0], [0, inf, 0]], device=where.device)
-    query = torch.tensor([[0.4, 0, 0], [0, nan, 0], [0, 0, -inf]], device=where.device)
-    distances, rows = pointproj.knn(query, points, 4, backend=where.backend)
-    assert rows.tolist() == [[0, 2, -1, -1], [-1] * 4, [-1] * 4]
-    assert distances[0].tolist() == pytest.approx([0.4, 0.6, inf, inf])
-    assert distances[1:].isnan().all()
-    batch = [p.expand(3, -1, -1) for p in (query, points)]
-    distances, rows = pointproj.knn(*batch, 4, backend=where.backend)
-    assert rows.tolist() == [[[0, 2, -1, -1], [-1] * 4, [-1] * 4]] * 3
-
-
 @pytest.mark.operators("knn", "radius")
 def test_distances_that_overflow_are_no_neighbors(where: Where):
     points = torch.tensor([[0.0, 0, 0], [1e30, 0, 0], [1, 0, 0]], device=where.device)
@@ -179,7 +164,7 @@ def test_extreme_temperatures_are_still_the_softmax(operator: str, sigma: float,
 @pytest.mark.parametrize("features", [torch.float32, torch.bfloat16])
 def test_autocast_changes_nothing(operator: str, features: torch.dtype, where: Where):
     """Search in the positions' dtype, sums in fp32 or wider: also in a region of bf16."""
-    case = Case("", uniform(50, 90), channels=5, features=features)
+    case = Case("", uniform(50, 90), features=features)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
     expected = _derivatives(operator, problem, case, where, at)
@@ -193,7 +178,7 @@ def test_autocast_changes_nothing(operator: str, features: torch.dtype, where: W
 @operators
 def test_reduced_matmul_precision_changes_nothing(operator: str, where: Where):
     """TF32 (or its CPU counterpart) is for the network's layers, not for distances and weights."""
-    case = Case("", uniform(80, 300), channels=32, radius=0.8)
+    case = Case("", uniform(80, 300), channels=25, radius=0.8)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
     expected = _derivatives(operator, problem, case, where, at)
@@ -234,32 +219,22 @@ def _misaligned(t: Tensor) -> Tensor:
     return flat[1:].view(t.shape)
 
 
-LAYOUTS = {f.__name__[1:]: f for f in (_strided, _transposed, _sliced, _every_other_row, _misaligned)}
-
-
 @operators
 @pytest.mark.parametrize("name", ["plain", "channels-33", "ragged"])
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_memory_layout_changes_nothing(
-    operator: str, name: str, layout: Callable[[Tensor], Tensor], where: Where
-):
+def test_memory_layout_changes_nothing(operator: str, name: str, where: Where):
     case = by_id(name)
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
     expected = _derivatives(operator, problem, case, where, at)
-    laid_out = problem._replace(**{n: layout(t) for n, t in zip(INPUTS[:3], problem[:3], strict=True)})
-    leaves = [t.detach().requires_grad_() for t in laid_out[:3]]
-    aggregated = run(
-        operator,
-        laid_out._replace(**dict(zip(INPUTS[:3], leaves, strict=True))),
-        case.neighborhood(operator),
-        at.sigma,
-        backend=where.backend,
-    )
-    gradients = torch.autograd.grad(aggregated, leaves, layout(at.grad))
-    assert_close("aggregated", aggregated, expected["aggregated"])
-    for n, got in zip(INPUTS, gradients, strict=False):
-        assert_close(f"d_{n}", got, expected[f"d_{n}"])
+    neighborhood = case.neighborhood(operator)
+    for layout in (_strided, _transposed, _sliced, _every_other_row, _misaligned):
+        leaves = [layout(t).detach().requires_grad_() for t in problem[:3]]
+        laid_out = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
+        aggregated = run(operator, laid_out, neighborhood, at.sigma, backend=where.backend)
+        gradients = torch.autograd.grad(aggregated, leaves, layout(at.grad))
+        assert_close(f"aggregated, {layout.__name__}", aggregated, expected["aggregated"])
+        for n, got in zip(INPUTS, gradients, strict=False):
+            assert_close(f"d_{n}, {layout.__name__}", got, expected[f"d_{n}"])
 
 
 @operators

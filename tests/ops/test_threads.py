@@ -7,7 +7,7 @@ from pointproj.benchmark.cases import Case, gaussian
 from tests.conftest import Where
 from tests.oracle import assert_close, derivatives, probe, run
 
-CASE = Case("threads", gaussian(701, 1501), k=7, radius=0.2, channels=9)  # enough for all to have some
+CASE = Case("threads", gaussian(701, 1501), k=7, radius=0.2, channels=25)  # enough for all to have some
 
 
 @pytest.fixture
