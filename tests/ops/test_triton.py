@@ -22,7 +22,7 @@ from tests.oracle import INPUTS, run
 ROOT = Path(__file__).parents[2]
 # What the interpreter takes seconds for: clouds of test_operators, kernels of test_weightings, and two files.
 CLOUDS = "one-query or no-query or lattice-fp64 or ragged-with"
-LATTICE = "knn-gaussian-sum or radius-inverse_distance-mean or radius-compact-mean"
+LATTICE = "knn-gaussian or radius-inverse_distance or radius-compact"
 KERNELS = f"vanish and gaussian or lattice and ({LATTICE})"
 OF_BACKEND = f"test_operators and gradients and ({CLOUDS}) or test_weightings and ({KERNELS})"
 CHOSEN = f"test_triton_kernels or test_narrow_mlp or triton-cpu and ({OF_BACKEND})"
