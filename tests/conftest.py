@@ -17,6 +17,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
+# Files of which Triton runs the first case of each test and operator on a CPU. There torch computes under its
+# operators' names, so that only these can be wrong: how they are registered, differentiated and traced.
+OF_REGISTERED = ("operators", "gradients", "transforms", "compile", "nearest", "neighbor_lists")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels themselves, on a CPU
+
+
 class Where(NamedTuple):
     """A backend on a device."""
 
@@ -32,26 +38,41 @@ class Where(NamedTuple):
                 pytest.skip(str(reason))
 
 
-def _on(device: str) -> list:
-    marks = [pytest.mark.gpu] if device == "cuda" else []
-    return [pytest.param(Where(name, device), id=f"{name}-{device}", marks=marks) for name in names()]
+def _on(*devices: str) -> list:
+    """Every backend on those of the devices that it runs on."""
+    return [
+        pytest.param(Where(name, device), id=f"{name}-{device}", marks=[pytest.mark.gpu] * (device == "cuda"))
+        for device in devices
+        for name in names()
+        if device in load(name).RANK
+    ]
 
 
-@pytest.fixture(params=_on("cpu") + _on("cuda"))
+def _operators(item: pytest.Item) -> set[str]:
+    """What the backend of a test must have: its mark ``operators``, and its parameter of that name."""
+    marked = {name for mark in item.iter_markers("operators") for name in mark.args}
+    given = getattr(item, "callspec", None) and item.callspec.params.get("operator")
+    return marked | ({given} if isinstance(given, str) else set()) or {"knn"}
+
+
+@pytest.fixture(params=_on("cpu", "cuda"))
 def where(request: pytest.FixtureRequest) -> Where:
-    """Every backend on every device."""
+    """Every backend on every device that can run the operators of the test."""
+    request.param.skip_unless(*_operators(request.node))
     return request.param
 
 
 @pytest.fixture(params=_on("cpu"))
 def on_cpu(request: pytest.FixtureRequest) -> Where:
-    """Every backend, on the CPU only."""
+    """The same on the CPU only."""
+    request.param.skip_unless(*_operators(request.node))
     return request.param
 
 
 @pytest.fixture(params=_on("cuda"))
 def on_gpu(request: pytest.FixtureRequest) -> Where:
-    """Every backend, on a GPU only."""
+    """The same on a GPU only."""
+    request.param.skip_unless(*_operators(request.node))
     return request.param
 
 
@@ -62,6 +83,34 @@ def waitless(request: pytest.FixtureRequest, on_gpu: Where) -> Where:
     if reason:
         request.applymarker(pytest.mark.xfail(reason=f"{on_gpu.backend}: {reason}", strict=True))
     return on_gpu
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Of tests that name their backend."""
+    return request.param
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out operators that a backend lacks, and most of what Triton gives to torch on a CPU."""
+    seen = set()
+    items[:] = [item for item in items if _is_run(item, seen)]
+
+
+def _is_run(item: pytest.Item, seen: set[tuple]) -> bool:
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    where = next((value for value in given.values() if isinstance(value, Where)), None)
+    if where is None:
+        return True
+    operators = _operators(item)
+    if not operators <= load(where.backend).OPERATORS:
+        return False
+    if where != ("triton", "cpu") or INTERPRETED:
+        return True
+    case = item.parent, item.originalname, *sorted(operators)
+    is_first = case not in seen and item.path.stem.removeprefix("test_") in OF_REGISTERED
+    seen.add(case)
+    return is_first
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import argparse
 import multiprocessing
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 
@@ -12,22 +13,28 @@ from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import resolve
 from pointproj.ops.specification.reference import KERNELS
 from tests.differential.check import Expected, check
-from tests.differential.draw import draw
+from tests.differential.draw import Call, draw
 
 CHUNK = 20  # cases that a process does before it asks for more
 
 
 def run(
-    numbers: range, seed: int, kernels: tuple[str, ...], backends: list[str], device: str, until: float
+    numbers: range,
+    seed: int,
+    kernels: tuple[str, ...],
+    backends: list[str],
+    device: str,
+    until: float,
+    changed: Callable[[Call], Call] | None = None,
 ) -> dict[str, dict]:
-    """Check these cases; what came of them by backend."""
+    """Check these cases, as ``changed`` returns them; what came of them by backend."""
     tallies = {name: Counter() for name in backends}
     failures = {name: [] for name in backends}
     for number in numbers:
         if time.time() > until:
             break
         call = draw(seed, number, kernels=kernels)
-        expected = Expected.of(call)
+        expected = Expected.of(changed(call) if changed else call)
         for name in backends:
             outcome = check(expected, name, device)
             tallies[name].update(cases=1, tensors=outcome.compared, beyond=outcome.beyond)

@@ -12,8 +12,7 @@ from tests.conftest import Where
 
 @pytest.fixture
 def lists(where: Where) -> Iterator[Callable]:
-    """``radius_neighbors`` on a backend that has it."""
-    where.skip_unless("radius")
+    """``radius_neighbors`` on every backend; of tests with the mark ``operators("radius")``."""
 
     def search(problem: Problem, radius: float | Tensor, **options) -> Neighbors | NeighborList:
         # Not by the property ``offsets``: torch.compile of torch 2.10 takes none of a named tuple.

@@ -18,7 +18,7 @@ from pointproj.ops.registry import names, resolve
 from pointproj.ops.specification import reference
 
 SECONDS = 60  # of a case; the slowest takes milliseconds once its kernels are built
-K = 3
+K = 4
 
 
 def _uniform(rows: int, low: float, high: float, dtype: torch.dtype, seed: int) -> Tensor:
@@ -52,7 +52,8 @@ def _clouds(dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     yield "dense but for one", torch.cat([dense, torch.full((1, 3), most, dtype=dtype)])
     yield "dense but for two", torch.cat([dense, torch.tensor([[most, 0, 0], [-most, 0, 0]], dtype=dtype)])
     yield "dense inside of a cell", torch.cat([dense * root, _uniform(40, -1, 1, dtype, 9)])
-    yield "pair beside a large number", torch.tensor([[1e30, 0, 0], [1e-30, 0, 0], [0.0, 0, 0]], dtype=dtype)
+    beside = torch.tensor([[1e30, 0, 0], [1e-30, 0, 0], [0.0, 0, 0], [0, 1e-30, 0]], dtype=dtype)
+    yield "three beside a large number", beside
     line = torch.zeros(90, 3, dtype=dtype)
     line[:, 1] = torch.linspace(-most / 2, most / 2, 90, dtype=dtype)
     yield "line through the dtype", line

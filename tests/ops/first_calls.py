@@ -1,8 +1,9 @@
-"""First calls of a backend's operators, each kind in a process that has not called it: ``BACKEND DEVICE``.
+"""First calls of backends' operators, each kind in a process that has not called them: ``DEVICE BACKEND...``.
 
 The processes are forks of one that has imported torch. It fails with what went wrong in them.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ import pointproj
 from pointproj.ops.registry import load
 from pointproj.ops.specification import reference
 
-BACKEND, DEVICE = sys.argv[1:]
+DEVICE, *BACKENDS = sys.argv[1:]
 K, RADIUS, SIGMA = 4, 0.4, 0.1
 THREADS, INTERRUPTIONS = 6, 60
 
@@ -26,7 +27,7 @@ THREADS, INTERRUPTIONS = 6, 60
 def inputs(seed: int = 0) -> list[Tensor]:
     """Queries, reference points and features."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.rand(*shape, generator=generator).to(DEVICE) for shape in ((20, 3), (50, 3), (50, 2))]
+    return [torch.rand(*shape, generator=generator).to(DEVICE) for shape in ((20, 3), (50, 3), (50, 3))]
 
 
 def loss(query: Tensor, points: Tensor, features: Tensor) -> Tensor:
@@ -131,8 +132,10 @@ def signal_handler() -> None:
     assert not wrong, wrong
 
 
-def forked(first: Callable[[], None]) -> str:
-    """What went wrong in a process that begins with these calls, and then trains."""
+def forked(first: Callable[[], None], backend: str) -> str:
+    """What went wrong in a process that begins with these calls of a backend, and then trains."""
+    global BACKEND
+    BACKEND = backend
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -155,6 +158,12 @@ def forked(first: Callable[[], None]) -> str:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # a process with threads cannot be forked
-    kinds = several_threads, inference_mode, transform, export, fake_tensors, signal_handler
-    failures = [f"{kind.__name__}:\n{failure}" for kind in kinds if (failure := forked(kind))]
+    failures = []
+    for kind in (several_threads, inference_mode, transform, fake_tensors, signal_handler, export):
+        if kind is export:  # what it imports takes longer than the calls
+            importlib.import_module("torch.export._trace")
+        said = {backend: forked(kind, backend) for backend in BACKENDS}
+        failures += [
+            f"{backend}, {kind.__name__}:\n{failure}" for backend, failure in said.items() if failure
+        ]
     sys.exit("\n".join(failures) or None)

@@ -8,12 +8,21 @@ import pytest
 import torch
 
 from pointproj import Neighbors, attend, knn, radius_neighbors
-from pointproj.ops.registry import backends
+from tests.conftest import Where
 from tests.oracle import assert_close
 
-ABLE = [name for name in ("torch", "native") if backends()[name] is None]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+pytestmark = pytest.mark.operators("attend")
 NAMES = ("queries", "keys", "values", "bias")
+
+
+@pytest.fixture
+def backend(where: Where) -> str:
+    return where.backend
+
+
+@pytest.fixture
+def device(where: Where) -> str:
+    return where.device
 
 
 def case(form, heads=3, channels=5, *, queries=23, references=31, dtype=torch.float64, device="cpu", seed=0):
@@ -68,22 +77,19 @@ def gradients(result, inputs, seed=9):
     return torch.autograd.grad(result, inputs, upstream, create_graph=True)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("form", ["knn", "padded", "csr", "capacity"])
-@pytest.mark.parametrize(("heads", "channels"), [(1, 1), (3, 5), (4, 16), (2, 40), (1, 130), (1, 257)])
-def test_values_and_gradients_are_those_of_one_softmax_a_query(backend, form, heads, channels, device):
-    tensors, neighbors = case(form, heads, channels, device=device)
-    tensors = [t.requires_grad_() for t in tensors]
-    expected = by_hand(*tensors, neighbors, heads)
-    got = attend(*tensors[:3], neighbors, heads=heads, bias=tensors[3], backend=backend)
-    assert_close("values", got, expected)
-    for name, one, other in zip(NAMES, gradients(got, tensors), gradients(expected, tensors), strict=True):
-        assert_close(f"d_{name}", one, other)
+def test_values_and_gradients_are_those_of_one_softmax_a_query(backend, form, device):
+    for heads, channels in ((1, 1), (3, 5), (4, 16), (2, 40), (1, 130), (1, 257)):
+        tensors, neighbors = case(form, heads, channels, device=device)
+        tensors = [t.requires_grad_() for t in tensors]
+        expected = by_hand(*tensors, neighbors, heads)
+        got = attend(*tensors[:3], neighbors, heads=heads, bias=tensors[3], backend=backend)
+        assert_close(f"values of {heads} heads of {channels}", got, expected)
+        first, wanted = gradients(got, tensors), gradients(expected, tensors)
+        for name, one, other in zip(NAMES, first, wanted, strict=True):
+            assert_close(f"d_{name} of {heads} heads of {channels}", one, other)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("form", ["padded", "csr"])
 @pytest.mark.parametrize("context", [contextlib.nullcontext, torch.profiler.profile])
 def test_second_derivatives(backend, form, device, context):
@@ -98,8 +104,6 @@ def test_second_derivatives(backend, form, device, context):
         assert_close(f"d_{name}", one, other)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_dtypes_sum_in_single_precision(backend, dtype, device):
     tensors, neighbors = case("knn", 4, 16, dtype=dtype, device=device)
@@ -110,8 +114,6 @@ def test_narrow_dtypes_sum_in_single_precision(backend, dtype, device):
     torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 def test_large_logits_do_not_overflow_and_queries_without_neighbors_are_zero(backend, device):
     tensors, neighbors = case("padded", 2, 4, dtype=torch.float32, device=device)
     tensors[0] *= 1e4
@@ -128,8 +130,6 @@ def test_large_logits_do_not_overflow_and_queries_without_neighbors_are_zero(bac
     assert not grads[0][3].any()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 def test_a_value_that_is_not_finite_reaches_only_those_that_attend_to_it(backend, device):
     tensors, neighbors = case("csr", 1, 8, device=device)
     tensors[2][4] = torch.inf
@@ -139,8 +139,6 @@ def test_a_value_that_is_not_finite_reaches_only_those_that_attend_to_it(backend
     assert got[~reached].isfinite().all()
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("csr", [False, True])
 def test_a_dense_batch_is_the_loop_over_clouds(backend, csr, device):
     generator = torch.Generator().manual_seed(0)
@@ -154,8 +152,6 @@ def test_a_dense_batch_is_the_loop_over_clouds(backend, csr, device):
         assert_close("values", got[i], attend(*(t[i] for t in tensors), own, heads=2, backend="torch"))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 @pytest.mark.parametrize("sizes", [(0, 5, 3), (4, 0, 3), (4, 5, 0)])
 def test_nothing_to_attend_to_gives_zeros(backend, sizes, device):
     queries, references, k = sizes
@@ -169,8 +165,6 @@ def test_nothing_to_attend_to_gives_zeros(backend, sizes, device):
     assert not any(g.any() for g in torch.autograd.grad(got.sum(), tensors))
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", ABLE)
 def test_compiled_in_one_graph_and_under_transforms(backend, device):
     tensors, neighbors = case("padded", 2, 4, dtype=torch.float32, device=device)
     tensors = [t.requires_grad_() for t in tensors]
@@ -187,13 +181,12 @@ def test_compiled_in_one_graph_and_under_transforms(backend, device):
         assert_close(f"d_{name} by torch.func", third, other)
 
 
-def test_lists_of_points_in_any_order_and_of_other_integers():
-    tensors, neighbors = case("knn", 2, 4)
+def test_lists_of_points_in_any_order_and_of_other_integers(backend, device):
+    tensors, neighbors = case("knn", 2, 4, device=device)
     order = torch.randperm(7)
     other = Neighbors(neighbors.indices[:, order].int(), neighbors.distances[:, order])
-    for backend in ABLE:
-        got = attend(*tensors[:3], other, heads=2, bias=tensors[3][:, order], backend=backend)
-        assert_close("values", got, by_hand(*tensors, neighbors, 2))
+    got = attend(*tensors[:3], other, heads=2, bias=tensors[3][:, order], backend=backend)
+    assert_close("values", got, by_hand(*tensors, neighbors, 2))
 
 
 @pytest.mark.parametrize(
@@ -214,14 +207,12 @@ def test_wrong_arguments_are_named(change, words):
         attend(neighbors=neighbors, **given)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", ABLE)
-def test_a_captured_step_and_a_deterministic_one(backend):
+def test_a_captured_step_and_a_deterministic_one(on_gpu):
     tensors, neighbors = case("csr", 4, 16, dtype=torch.float32, device="cuda", queries=500, references=400)
     tensors = [t.requires_grad_() for t in tensors]
 
     def step():
-        result = attend(*tensors[:3], neighbors, heads=4, bias=tensors[3], backend=backend)
+        result = attend(*tensors[:3], neighbors, heads=4, bias=tensors[3], backend=on_gpu.backend)
         return torch.autograd.grad(result.square().sum(), tensors)
 
     expected = step()

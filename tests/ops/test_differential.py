@@ -7,38 +7,46 @@ import os
 import time
 
 import pytest
+import torch
 
 import pointproj
 from pointproj.ops.specification.reference import KERNELS
 from tests.conftest import Where
 from tests.differential.check import Expected, check
-from tests.differential.draw import OPERATORS, draw
+from tests.differential.draw import Call, draw
 from tests.differential.run import run
+from tests.ops.cases import is_compiled
 
 CASES = int(os.environ.get("DIFFERENTIAL_CASES", "300"))
 SEED = int(os.environ.get("DIFFERENTIAL_SEED", "0"))
 
 
+def _with_few_forms(call: Call) -> Call:
+    """The same with one of three small k, three channels, and kernels that test_weightings compiles too."""
+    if call.form != "csr" and call.k <= 16:
+        call.k = max(k for k in (1, 4, 9) if k <= call.k)
+    if call.operator in ("knn_aggregate", "radius_aggregate"):
+        features = call.leaves["features"]
+        call.leaves["features"] = torch.cat([features] * 3, -1)[..., :3]
+        reduce = "weighted" if "reference_weights" in call.leaves else call.reduce
+        dtypes = call.leaves["query_points"].dtype, features.dtype
+        able = [kernel for kernel in KERNELS if is_compiled(kernel, reduce, *dtypes)]
+        able = [kernel for kernel in able if kernel != "compact" or call.radius is not None]
+        call.kernel = able[call.number % len(able)]
+    return call
+
+
 @pytest.mark.slow
+@pytest.mark.operators("knn", "radius")
 def test_random_calls(where: Where, monkeypatch: pytest.MonkeyPatch):
-    where.skip_unless("knn", "radius")
+    changed = None
     if where == ("warp", "cpu"):  # most of the time goes into compiling
         monkeypatch.setattr("warp.config.optimization_level", 0)
+        changed = _with_few_forms
     until = time.time() + 3600
-    outcome = run(range(CASES), SEED, KERNELS, [where.backend], where.device, until)[where.backend]
+    outcome = run(range(CASES), SEED, KERNELS, [where.backend], where.device, until, changed)[where.backend]
     assert outcome["counts"]["cases"] == CASES
     assert outcome["failures"] == []
-
-
-def test_a_few_random_calls(on_cpu: Where):
-    """Of kernels that Warp need not compile for this test alone."""
-    on_cpu.skip_unless("knn", "radius")
-    operators, kernels = OPERATORS, KERNELS
-    if on_cpu.backend == "warp":
-        operators, kernels = ("knn", "padded", "csr"), KERNELS[:1]
-    for number in range(25):
-        outcome = check(Expected.of(draw(1, number, operators, kernels)), on_cpu.backend)
-        assert outcome.differences == [], f"seed 1, case {number}"
 
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch):

@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import pointproj
+from pointproj.benchmark.cases import Problem
 from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.specification.records import Saved
 from tests.conftest import Where
 from tests.ops.cases import by_id
-from tests.oracle import assert_close
+from tests.oracle import INPUTS, assert_close, run
 
 NAME = "pointproj_tests::scaled_sum"
 
@@ -94,8 +95,8 @@ def test_values_and_both_derivatives_without_the_dispatcher(has_y: bool, dispatc
     assert not dispatched
 
 
+@pytest.mark.operators("knn", "radius")
 def test_every_backends_operators_are_called_directly(on_cpu: Where, dispatched: list[str]):
-    on_cpu.skip_unless("knn", "radius")
     query, points, features = (t.requires_grad_() for t in by_id("plain").problem()[:3])
     options = {"backend": on_cpu.backend}
     distances, _ = pointproj.knn(query, points, 4, **options)
@@ -236,18 +237,21 @@ def test_what_is_left_of_a_transform_that_ended():
     )
 
 
-def test_a_view_of_negated_numbers(on_cpu: Where):
-    """Its memory holds other numbers than it: an operator that is called directly must not read them."""
-    on_cpu.skip_unless("knn")
-    query, points, features = by_id("plain").problem()[:3]
-    negated = torch.complex(features, features).conj().imag
-    assert negated.is_neg()
+@pytest.mark.parametrize("operator", ["knn", "radius"])
+def test_views_of_negated_numbers(operator: str, where: Where):
+    """Their memory holds other numbers than they: an operator that is called directly must not read them."""
+    problem = by_id("plain").problem(where.device)
     results = []
-    for values in (negated, -features):
-        values.requires_grad_()
-        aggregated = pointproj.knn_aggregate(query, points, values, 4, backend=on_cpu.backend)
-        results.append((aggregated, *torch.autograd.grad(aggregated.square().sum(), values)))
-    for name, got, expected in zip(("aggregated", "d_features"), *results, strict=True):
+    for negated in (True, False):
+        leaves = [torch.complex(t, -t).conj().imag if negated else t.clone() for t in problem[:3]]
+        assert all(t.is_neg() == negated for t in leaves)
+        leaves = [t.requires_grad_() for t in leaves]
+        neighborhood = 4 if operator == "knn" else 0.4
+        aggregated = run(operator, Problem(*leaves), neighborhood, 0.1, backend=where.backend)
+        upstream = problem.features[: len(aggregated)]
+        upstream = torch.complex(upstream, -upstream).conj().imag if negated else upstream
+        results.append((aggregated, *torch.autograd.grad(aggregated, leaves, upstream)))
+    for name, got, expected in zip(("aggregated", *INPUTS[:3]), *results, strict=True):
         assert_close(name, got, expected)
 
 

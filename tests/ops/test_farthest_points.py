@@ -5,11 +5,19 @@ import pytest
 import torch
 
 from pointproj import farthest_points
-from pointproj.ops.registry import backends
+from tests.conftest import Where
 
-ABLE = [name for name in ("torch", "native") if backends()[name] is None]
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-pytestmark = [pytest.mark.parametrize("device", DEVICES), pytest.mark.parametrize("backend", ABLE)]
+pytestmark = pytest.mark.operators("farthest_points")
+
+
+@pytest.fixture
+def backend(where: Where) -> str:
+    return where.backend
+
+
+@pytest.fixture
+def device(where: Where) -> str:
+    return where.device
 
 
 def by_hand(points, count, start=0):
@@ -40,11 +48,11 @@ def points_of(kind, size, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("kind", ["normal", "grid", "sphere", "clusters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("size", "count"), [(1, 1), (7, 7), (33, 20), (1000, 300), (2500, 40)])
-def test_rows_are_those_of_comparing_all(kind, dtype, size, count, backend, device):
-    points = points_of(kind, size, dtype)
-    got = farthest_points(points.to(device), count, start=size // 2, backend=backend)
-    assert torch.equal(got.cpu(), by_hand(points, count, size // 2))
+def test_rows_are_those_of_comparing_all(kind, dtype, backend, device):
+    for size, count in ((1, 1), (7, 7), (33, 20), (1000, 300), (2500, 40)):
+        points = points_of(kind, size, dtype)
+        got = farthest_points(points.to(device), count, start=size // 2, backend=backend)
+        assert torch.equal(got.cpu(), by_hand(points, count, size // 2)), size
 
 
 def test_clouds_of_a_batch_are_on_their_own(backend, device):

@@ -32,7 +32,6 @@ def waiting_is_an_error() -> Iterator[None]:
 @operators
 @SHAPES
 def test_nothing_waits_for_the_device(operator: str, name: str, waitless: Where):
-    waitless.skip_unless(operator)
     case = by_id(name)
     problem, at = _on_gpu(case)
     function = _call(operator, case, waitless)
@@ -47,7 +46,6 @@ def test_nothing_waits_for_the_device(operator: str, name: str, waitless: Where)
 
 @SHAPES
 def test_neither_search_nor_index_waits(name: str, waitless: Where):
-    waitless.skip_unless("knn")
     case = by_id(name)
     problem, _ = _on_gpu(case)
 
@@ -65,7 +63,6 @@ def test_neither_search_nor_index_waits(name: str, waitless: Where):
 
 @operators
 def test_compiled_code_does_not_wait(operator: str, waitless: Where):
-    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
     problem, at = _on_gpu(case)
     torch._dynamo.reset()
@@ -87,7 +84,6 @@ def test_compiled_code_does_not_wait(operator: str, waitless: Where):
 @SHAPES
 def test_captured_graph_replays_with_other_inputs(operator: str, name: str, waitless: Where):
     """Forward, backward and second backward in one graph; then other points, features and offsets."""
-    waitless.skip_unless(operator)
     case = by_id(name)
     problem, at = _on_gpu(case)
     function = _call(operator, case, waitless)
@@ -103,7 +99,6 @@ def test_captured_graph_replays_with_other_inputs(operator: str, name: str, wait
 
 @operators
 def test_captured_graph_with_an_index(operator: str, waitless: Where):
-    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
     problem, at = _on_gpu(case)
     index = pointproj.build_index(problem.reference_points, backend=waitless.backend)
@@ -121,7 +116,6 @@ def test_captured_graph_with_an_index(operator: str, waitless: Where):
 
 @operators
 def test_compiled_step_in_a_captured_graph(operator: str, waitless: Where):
-    waitless.skip_unless(operator)
     case = by_id("odd-sizes")
     problem, at = _on_gpu(case)
     torch._dynamo.reset()
@@ -146,7 +140,6 @@ def test_compiled_step_in_a_captured_graph(operator: str, waitless: Where):
 @SHAPES
 def test_busy_side_stream(operator: str, name: str, on_gpu: Where):
     """The inputs are written on the stream only after a long kernel: work elsewhere would read zeros."""
-    on_gpu.skip_unless(operator)
     case = by_id(name)
     ready, at = _on_gpu(case)
     function = _call(operator, case, on_gpu)
@@ -167,7 +160,6 @@ def test_busy_side_stream(operator: str, name: str, on_gpu: Where):
 @operators
 def test_two_streams_at_once(operator: str, on_gpu: Where):
     """Calls that overlap share no scratch memory."""
-    on_gpu.skip_unless(operator)
     case = Case("", uniform(2000, 5000), radius=0.2, channels=25)
     function = _call(operator, case, on_gpu)
     problems = [_on_gpu(case, seed) for seed in range(4)]
@@ -189,7 +181,6 @@ def test_two_streams_at_once(operator: str, on_gpu: Where):
 @operators
 @pytest.mark.parametrize("cloud", ["uniform", "clustered"])
 def test_deterministic_with_many_collisions(operator: str, cloud: str, on_gpu: Where, deterministic: None):
-    on_gpu.skip_unless(operator)
     points = uniform(20_000, 3000) if cloud == "uniform" else itself(clustered(6000))
     radius = 0.2 if cloud == "uniform" else 5e-4
     case = Case("", points, k=8, radius=radius, channels=25)
@@ -204,7 +195,6 @@ def test_deterministic_with_many_collisions(operator: str, cloud: str, on_gpu: W
 @operators
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_device_that_is_not_current(operator: str, on_gpu: Where):
-    on_gpu.skip_unless(operator)
     case = by_id("ragged")
     function = _call(operator, case, on_gpu)
     expected = derivatives(function, *_on_gpu(case))
@@ -264,7 +254,6 @@ def _capture(function: Callable[[], dict[str, Tensor]]) -> tuple[Callable[[], No
 
 def test_many_queries_in_and_beside_a_cluster(on_gpu: Where):
     """More queries than share warps; those beside the cluster search longest."""
-    on_gpu.skip_unless("knn")
     points = clustered(2**18 + 77)(torch.Generator().manual_seed(4)).float().cuda()
     rows = pointproj.knn(points, points, 8, backend=on_gpu.backend)[1]
     from_centre = (points - points.median(0).values).norm(dim=1)
@@ -277,7 +266,6 @@ def test_many_queries_in_and_beside_a_cluster(on_gpu: Where):
 
 def test_gradient_of_features_alone_or_with_those_of_points(on_gpu: Where):
     """By atomics, or gathered: a backend may take another way where nothing else wants a gradient."""
-    on_gpu.skip_unless("knn")
     case = by_id("odd-sizes")
     problem, _ = _on_gpu(case)
 
@@ -289,9 +277,9 @@ def test_gradient_of_features_alone_or_with_those_of_points(on_gpu: Where):
     assert_close("features", gradient(False, False), gradient(True, True))
 
 
+@pytest.mark.operators("radius")
 def test_features_larger_than_the_cache_and_few_queries(on_gpu: Where):
     """A backend may leave such features as they are instead of sorting them, and divide space otherwise."""
-    on_gpu.skip_unless("radius")
     g = torch.Generator("cuda").manual_seed(0)
     points = torch.rand(2**19 + 77, 3, generator=g, device="cuda")
     features = torch.randn(len(points), 32, generator=g, device="cuda")

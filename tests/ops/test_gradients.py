@@ -1,6 +1,7 @@
 """Derivatives beyond the values of test_operators: numeric checks, and every way autograd is used."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from tests.oracle import INPUTS, assert_close, derivatives, exact, neighbors, pr
 
 SIZES = ((3, 5), (2, 1), (0, 2), (2, 4))
 SMALL = (
-    Case("one-cloud", uniform(4, 9), k=3, radius=1.1, sigma=0.4, channels=2, **FP64),
-    Case("dense", uniform(6, 10), k=3, radius=1.1, sigma=0.4, channels=2, batch=2, **FP64),
-    Case("ragged", uniform(7, 12), k=3, radius=1.1, sigma=0.4, channels=2, sizes=SIZES, **FP64),
+    Case("one-cloud", uniform(4, 9), radius=1.1, sigma=0.4, **FP64),
+    Case("dense", uniform(6, 10), radius=1.1, sigma=0.4, batch=2, **FP64),
+    Case("ragged", uniform(7, 12), radius=1.1, sigma=0.4, sizes=SIZES, **FP64),
 )
 small = pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in SMALL])
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
@@ -50,7 +51,6 @@ def test_gradgradcheck_of_every_entry(operator: str, where: Where):
 @pytest.mark.parametrize("name", ["plain", "ragged", "dense-bf16"])
 def test_registered_operators_pass_opcheck(operator: str, name: str, where: Where, deterministic: None):
     """Deterministic, because opcheck compares runs, and an index may else hold its points in any order."""
-    where.skip_unless(operator)
     case = by_id(name)
     with _Recorder() as recorder:
         _derivatives(operator, case, where)
@@ -65,7 +65,6 @@ def test_registered_operators_pass_opcheck(operator: str, name: str, where: Wher
 @pytest.mark.parametrize("wanted", INPUTS)
 def test_one_gradient_alone(operator: str, wanted: str, where: Where):
     """Asking for less than all must not change what is asked for."""
-    where.skip_unless(operator)
     case = by_id("ragged")
     problem = case.problem(where.device)
     at = probe(problem, case.sigma)
@@ -84,7 +83,6 @@ def test_one_gradient_alone(operator: str, wanted: str, where: Where):
 def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(
     operator: str, shape: tuple[int, ...], where: Where, deterministic: None
 ):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
     by_number = run(operator, problem, neighborhood, 0.25, backend=where.backend)
@@ -100,7 +98,6 @@ def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(
 
 @operators
 def test_default_sigma(operator: str, where: Where, deterministic: None):
-    where.skip_unless(operator)
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
     aggregate = pointproj.knn_aggregate if operator == "knn" else pointproj.radius_aggregate
@@ -110,7 +107,6 @@ def test_default_sigma(operator: str, where: Where, deterministic: None):
 
 @operators
 def test_coincident_points_have_subgradient_0(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("all-coincident")
     got = _derivatives(operator, case, where)
     for name in ("d_query_points", "d_reference_points", "d_sigma"):
@@ -121,7 +117,6 @@ def test_coincident_points_have_subgradient_0(operator: str, where: Where):
 @operators
 def test_no_neighbor_means_no_gradient(operator: str, where: Where):
     """Queries of clouds without reference points, and radii without any."""
-    where.skip_unless(operator)
     name = "ragged-with-empty-clouds" if operator == "knn" else "radius-without-neighbor"
     case = by_id(name)
     got = _derivatives(operator, case, where)
@@ -133,7 +128,6 @@ def test_no_neighbor_means_no_gradient(operator: str, where: Where):
 
 @operators
 def test_retain_graph(operator: str, where: Where):
-    where.skip_unless(operator)
     case = by_id("plain")
     leaves, aggregated = _graph(operator, case, where, seed=0)
     first = torch.autograd.grad(aggregated.square().sum(), leaves, retain_graph=True)
@@ -145,7 +139,6 @@ def test_retain_graph(operator: str, where: Where):
 @operators
 def test_two_graphs_alive(operator: str, where: Where):
     """Backward in the order of the forwards, and against it, with other inputs in each."""
-    where.skip_unless(operator)
     case = by_id("plain")
 
     def alone(seed: int) -> tuple[Tensor, ...]:
@@ -166,7 +159,6 @@ def test_two_graphs_alive(operator: str, where: Where):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(operator: str, reentrant: bool, where: Where):
     """Two checkpointed calls on different inputs: each recomputes its own forward."""
-    where.skip_unless(operator)
     case = by_id("plain")
 
     def function(*inputs: Tensor) -> Tensor:
@@ -185,8 +177,7 @@ def test_activation_checkpointing(operator: str, reentrant: bool, where: Where):
 @operators
 def test_training_on_the_gradient_of_the_field(operator: str, where: Where):
     """The eikonal loss: differentiate the field by its position, then train features and sigma on that."""
-    where.skip_unless(operator)
-    case = by_id("fp64")
+    case = replace(by_id("fp64"), channels=7)
     neighborhood = case.neighborhood(operator)
     problem = case.problem()
     is_neighbor = neighbors(operator, problem, neighborhood)
@@ -237,7 +228,6 @@ def _derivatives(operator: str, case: Case, where: Where) -> dict[str, Tensor]:
 
 def _numeric(operator: str, case: Case, where: Where) -> tuple[Callable, list[Tensor]]:
     """A function of the four differentiable inputs, and the inputs."""
-    where.skip_unless(operator)
     problem = case.problem(where.device)
     sigma = torch.tensor(case.sigma, dtype=torch.float64, device=where.device)
     inputs = [t.clone().requires_grad_() for t in (*problem[:3], sigma)]

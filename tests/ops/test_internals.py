@@ -58,7 +58,7 @@ def test_private_names_stand_in_one_module():
 
 def _results(backend: str) -> list[Tensor]:
     """Values and both derivatives."""
-    query, points, features = (t.double().requires_grad_() for t in by_id("plain").problem()[:3])
+    query, points, features = (t.requires_grad_() for t in by_id("fp64").problem()[:3])
     aggregated = pointproj.knn_aggregate(query, points, features, 4, backend=backend)
     distances, _ = pointproj.knn(query, points, 4, backend=backend)
     value = aggregated.square().sum() + distances.sum()

@@ -95,12 +95,12 @@ def test_a_kernel_does_not_underflow(form: str):
 
 
 @forms
-@pytest.mark.parametrize("channels", [None, 1, 7])
+@pytest.mark.parametrize("channels", [None, 1, 3])
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
 def test_weights_of_a_network(reduce: str, channels: int | None, form: str):
     problem = by_id("fp64").problem()
     query, points, features = (t.clone().requires_grad_() for t in problem[:3])
-    assert features.shape[1] == 7
+    assert features.shape[1] == 3
     neighbors = radius_neighbors(query, points, 0.5, displacements=True, backend="torch", **FORMS[form])
     layer = torch.linspace(-1, 2, 3 * (channels or 1), dtype=query.dtype).view(3, -1).requires_grad_()
     weights = (neighbors.displacements @ layer).tanh() + 1.5
@@ -153,7 +153,6 @@ def test_values_that_are_not_finite_stay_where_they_are(form: str):
 
 
 @forms
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_few_pairs_in_many_slots(device: str, form: str):
     """Indices of 32 bits, on every device, as sums over a matrix of all pairs have it."""
     leaves = tuple(leaf.detach().to(device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))

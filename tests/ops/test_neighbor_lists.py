@@ -14,6 +14,7 @@ from tests.conftest import Where
 from tests.ops.cases import CASES, by_id
 from tests.oracle import assert_close
 
+pytestmark = pytest.mark.operators("radius")
 RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]
 BATCHES = ("odd-sizes", "dense", "ragged-with-empty-clouds", "fp64")
 
@@ -121,8 +122,8 @@ def test_more_neighbors_than_points(references: int, k: int, lists: Callable, wh
 
 
 @pytest.mark.parametrize("name", BATCHES)
+@pytest.mark.operators("knn", "radius")
 def test_nearest_within_a_largest_radius(name: str, where: Where):
-    where.skip_unless("knn", "radius")
     problem = by_id(name).problem(where.device)
     options = {"backend": where.backend} | problem.offsets
     nearest = radius_neighbors(*problem[:2], 0.3, max_neighbors=3, **options)
@@ -245,7 +246,6 @@ def test_compiled_equals_eager(form: dict, name: str, lists: Callable, where: Wh
 @pytest.mark.gpu
 @pytest.mark.parametrize("box", [None, (2.0, 2.0, 2.0)], ids=["open", "box"])
 def test_inductor_on_a_gpu(box: tuple | None, on_gpu: Where):
-    on_gpu.skip_unless("radius")
     torch._dynamo.reset()
     problem = by_id("plain").problem("cuda")
 
@@ -267,7 +267,6 @@ def test_inductor_on_a_gpu(box: tuple | None, on_gpu: Where):
 @pytest.mark.gpu
 @pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 2000}], ids=["padded", "csr"])
 def test_captured_in_a_cuda_graph(form: dict, on_gpu: Where):
-    on_gpu.skip_unless("radius")
     case = by_id("ragged")
     problems = [case.problem("cuda", seed=seed) for seed in (0, 1)]
     static = problems[0]._replace(query_points=problems[0].query_points.clone())
@@ -300,7 +299,6 @@ def test_captured_in_a_cuda_graph(form: dict, on_gpu: Where):
 @pytest.mark.gpu
 def test_many_pairs_on_a_gpu(on_gpu: Where):
     """Rows of very different lengths, in the order of indices, against the torch backend."""
-    on_gpu.skip_unless("radius")
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(20_000, 3, generator=generator).cuda()
     points[:3000] *= 0.02

@@ -1,5 +1,6 @@
 """Every backend against the specification: values, gradients and second gradients, by name."""
 
+import numpy as np
 import pytest
 import torch
 from scipy.spatial import cKDTree
@@ -18,7 +19,6 @@ KNN_IN_ONE_CLOUD = [pytest.param(c, id=c.id) for c in CASES if c.k and not c.bat
 
 @pytest.mark.parametrize(("case", "operator"), CALLS)
 def test_values_and_gradients(case: Case, operator: str, where: Where):
-    where.skip_unless(operator)
     problem, neighborhood = case.problem(), case.neighborhood(operator)
     at = probe(problem, case.sigma)
     is_neighbor = neighbors(operator, problem, neighborhood)
@@ -36,18 +36,18 @@ def test_values_and_gradients(case: Case, operator: str, where: Where):
 
 @pytest.mark.parametrize("case", KNN_CASES)
 def test_knn_is_the_specification_bit_for_bit(case: Case, where: Where):
-    where.skip_unless("knn")
-    problem = case.problem(where.device)
-    points = problem.query_points, problem.reference_points
-    distances, rows = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)
+    """Rows of either dtype; distances are rounded to nearest after every operation."""
     expected = _specified_rows(case.problem(), case.k)
-    assert rows.dtype == torch.int64
-    assert torch.equal(rows.cpu().view(expected.shape), expected)
-    assert distances.dtype == problem.query_points.dtype
-    expected = _distances(case.problem(), expected)
-    assert torch.equal(distances.isfinite().cpu(), expected.isfinite())
-    finite = expected.isfinite()
-    assert_close("distances", distances.cpu()[finite], expected[finite])
+    dx, dy, dz = _differences(case.problem(), expected).unbind(-1)
+    squared = dx * dx + dy * dy + dz * dz
+    nearest = torch.from_numpy(np.sqrt(squared.numpy()))  # torch's own root may be off by a bit
+    problem = case.problem(where.device)
+    options = {"backend": where.backend} | problem.offsets
+    for index_dtype in (torch.int32, torch.int64):
+        distances, rows = pointproj.knn(*problem[:2], case.k, index_dtype=index_dtype, **options)
+        assert rows.dtype == index_dtype
+        assert torch.equal(rows.cpu().long(), expected)
+        assert torch.equal(distances.cpu(), nearest.masked_fill(expected < 0, torch.inf))
 
 
 @pytest.mark.parametrize("case", KNN_IN_ONE_CLOUD)
@@ -59,11 +59,11 @@ def test_specified_search_finds_what_a_kd_tree_finds(case: Case):
     assert_close("distances", distances.to(query.dtype), torch.as_tensor(expected).view(distances.shape))
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in WORKLOADS.items()])
-def test_workloads_in_part(case: Case, where: Where):
+@pytest.mark.parametrize(
+    ("case", "operator"), [pytest.param(case, *case.operators, id=name) for name, case in WORKLOADS.items()]
+)
+def test_workloads_in_part(case: Case, operator: str, where: Where):
     """The benchmark's clouds in full size, for some of the queries."""
-    (operator,) = case.operators
-    where.skip_unless(operator)
     neighborhood = case.neighborhood(operator)
 
     def part(problem: Problem) -> Problem:
@@ -94,7 +94,6 @@ def test_workloads_in_part(case: Case, where: Where):
 
 
 def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
-    where.skip_unless("knn")
     corners = torch.cartesian_prod(*[torch.arange(3.0, device=where.device)] * 3)
     center = torch.ones(1, 3, device=where.device)
     _, rows = pointproj.knn(center, corners, 4, backend=where.backend)
@@ -102,8 +101,8 @@ def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
     assert rows.tolist() == [[13, 4, 10, 12]]
 
 
+@pytest.mark.operators("radius")
 def test_radius_is_inclusive(where: Where):
-    where.skip_unless("radius")
     query = torch.zeros(1, 3, device=where.device)
     points = torch.tensor([[0.3, 0.0, 0.0], [0.0, -0.3, 0.0], [0.0, 0.0, 0.3000001]], device=where.device)
     features = torch.tensor([[1.0], [2.0], [300.0]], device=where.device)
@@ -111,32 +110,8 @@ def test_radius_is_inclusive(where: Where):
     assert aggregated.item() == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("name", ["plain", "clustered", "all-coincident", "ragged", "dense", "fp64"])
-def test_knn_distances_are_differentiable(name: str, where: Where):
-    where.skip_unless("knn")
-    case = by_id(name)
-    problem = case.problem(where.device)
-    points = [p.clone().requires_grad_() for p in problem[:2]]
-    distances, rows = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)
-    grad = torch.randn(distances.shape, generator=torch.Generator().manual_seed(3)).to(distances)
-    finite = distances.isfinite()
-    got = torch.autograd.grad(distances[finite], points, grad[finite])
-
-    problem = case.problem()
-    expected_points = [p.double().requires_grad_() for p in problem[:2]]
-    rows = _specified_rows(problem, case.k)
-    expected = _distances(
-        problem._replace(query_points=expected_points[0], reference_points=expected_points[1]), rows
-    )
-    grad, finite = grad.cpu().double().view(expected.shape), finite.cpu().view(expected.shape)
-    expected = torch.autograd.grad(expected[finite], expected_points, grad[finite])
-    assert_close("d_query_points", got[0], expected[0])
-    assert_close("d_reference_points", got[1], expected[1])
-
-
 def test_neighbors_that_do_not_exist(where: Where):
     """More neighbours than the cloud has: all of it, then row -1 at distance inf."""
-    where.skip_unless("knn")
     case = by_id("ragged-with-empty-clouds")
     problem = case.problem(where.device)
     points = problem.query_points, problem.reference_points
@@ -160,13 +135,11 @@ def _specified_rows(problem: Problem, k: int) -> torch.Tensor:
     return rows.view(*problem.query_points.shape[:-1], k)
 
 
-def _distances(problem: Problem, rows: torch.Tensor) -> torch.Tensor:
-    """fp64 distances to the rows, inf where there is none, with subgradient 0 at 0."""
-    query, points = (p.double() for p in problem[:2])
+def _differences(problem: Problem, rows: torch.Tensor) -> torch.Tensor:
+    """Query point minus reference point; the first for rows that do not exist."""
+    query, points = problem[:2]
     if query.ndim == 3:
         points = points[torch.arange(len(points))[:, None, None], rows.clamp(min=0)]
     else:
         points = points[rows.clamp(min=0)]
-    squared = (query[..., None, :] - points).square().sum(-1)
-    distances = torch.where(squared > 0, torch.where(squared > 0, squared, 1.0).sqrt(), 0.0)
-    return distances.masked_fill(rows < 0, torch.inf)
+    return query[..., None, :] - points

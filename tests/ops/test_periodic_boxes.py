@@ -13,6 +13,7 @@ from tests.oracle import assert_close
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.operators("radius")
 def test_points_that_are_not_finite_in_a_periodic_box(bad: float, lists: Callable, where: Where):
     points = torch.tensor([[0.0, 0, 0], [bad, 0, 0]], device=where.device)
     found = lists(Problem(points, points, points), 0.3, capacity=None, box=(1.0, 1.0, 1.0))
@@ -21,6 +22,7 @@ def test_points_that_are_not_finite_in_a_periodic_box(bad: float, lists: Callabl
 
 
 @pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.operators("radius")
 def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
     case = Case("box", uniform(23, 61))
     problem = case.problem(where.device)
@@ -50,7 +52,6 @@ def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
 
 
 def test_nearest_in_a_periodic_box(where: Where):
-    where.skip_unless("knn")
     problem = by_id("fp64").problem(where.device)
     query, points = problem[:2]
     box = (2.0, 2.5, 3.0)
@@ -67,7 +68,6 @@ def test_nearest_in_a_periodic_box(where: Where):
 
 def test_half_a_box_away_is_the_same_side_on_every_device(where: Where):
     """Both copies are as near; which of them gives the gradient must not depend on how a device divides."""
-    where.skip_unless("knn")
     box = (0.9375, 2.65625, 0.875)
     query = torch.zeros(1, 3, device=where.device)
     points = torch.diag(torch.tensor(box) / 2).to(where.device).requires_grad_()

@@ -9,12 +9,7 @@ from pointproj.benchmark.cases import clustered
 from pointproj.ops.backends.warp.cell_list_build import FEW_POINTS, build_cell_list
 from pointproj.ops.specification import reference
 
-K = 8
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
+K = 4
 
 
 def _cloud(kind: str) -> Tensor:
@@ -111,8 +106,8 @@ def _derivatives(inputs: tuple[Tensor, ...], radius: float, backend: str) -> lis
 @pytest.mark.parametrize(
     ("kind", "channels"),
     [
-        *(("clustered", 25), ("sparse", 8), ("not-finite", 2), ("wide", 25), ("small-sigma", 25)),
-        *(("dense", 70), ("few", 12), ("beyond", 3)),
+        *(("clustered", 25), ("sparse", 8), ("not-finite", 3), ("wide", 25), ("small-sigma", 25)),
+        *(("dense", 33), ("few", 8), ("beyond", 3)),
     ],
 )
 def test_sums_over_many_cells(kind: str, channels: int, device: str):

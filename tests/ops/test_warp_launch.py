@@ -165,8 +165,10 @@ def test_a_signal_handler_may_launch_what_it_interrupts():
 FIRST_CALLS = """
 import threading
 import torch
+import warp
 from pointproj import knn_aggregate
 
+warp.config.optimization_level = 0
 inputs = [torch.rand(count, 3) for count in (20, 50, 50)]
 expected = knn_aggregate(*inputs, 4, backend="torch")
 ready, made = threading.Barrier(6), []

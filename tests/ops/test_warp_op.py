@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
+import pointproj
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from tests.ops.warp_operators import (
     both_differentiable,
@@ -22,11 +24,7 @@ from tests.ops.warp_operators import (
     square,
     sum_exp_fourth_power,
 )
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
+from tests.oracle import assert_close
 
 
 def test_values_and_gradient_through_warps_reverse_mode(device: str):
@@ -198,3 +196,35 @@ def test_declarations_that_do_not_fit():
     misnamed = warp_op("pointproj_tests::other_output", outputs=lambda x: {"y": (x.shape, x.dtype)})(launcher)
     with pytest.raises(TypeError, match=r"launcher fills \['z'\]; declared are \['y'\]"):
         misnamed(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*:torch.jit.TracerWarning", "ignore:.*jit.trace.*:DeprecationWarning")
+@pytest.mark.parametrize("tracer", ["make_fx", "jit", "export"])
+def test_traced_without_gradients_and_then_differentiated(tracer: str, device: str):
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.rand(n, 3, generator=generator).to(device) for n in (70, 90, 90)]
+
+    def within(*inputs: Tensor) -> Tensor:
+        return pointproj.radius_aggregate(*inputs, 0.4, backend="warp")
+
+    if tracer == "make_fx":
+        traced = make_fx(within)(*inputs)
+    elif tracer == "jit":
+        traced = torch.jit.trace(within, inputs, check_trace=False)
+    else:
+
+        class Module(torch.nn.Module):
+            def forward(self, *inputs: Tensor) -> Tensor:
+                return within(*inputs)
+
+        traced = torch.export.export(Module(), tuple(inputs)).module()
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    upstream = torch.randn(70, 3, device=device)
+    expected = torch.autograd.grad(within(*leaves), leaves, upstream)
+    for name, got, want in zip(
+        ("query_points", "reference_points", "features"),
+        torch.autograd.grad(traced(*leaves), leaves, upstream),
+        expected,
+        strict=True,
+    ):
+        assert_close(name, got, want)

@@ -11,11 +11,6 @@ from tests.ops.warp_operators import double_in_place, rosenbrock, some_points, s
 LONG = 1_000_000_000  # clock cycles: about half a second, far more than launching anything takes
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 def test_warp_writes_into_torch_memory(device: str):
     whole = torch.arange(12.0, device=device).view(6, 2)
     Launch(torch.device(device))(double_in_place, 3, whole[::2, 1])

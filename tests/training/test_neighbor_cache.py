@@ -1,83 +1,9 @@
-"""Neighbours that are known give what a search gives, in the operator and the network."""
+"""Neighbours that are known are searched once for each shape."""
 
-import pytest
 import torch
 
 import pointproj
-from pointproj.nn.projector import Projector
 from pointproj.training.loader import NeighborCache
-from tests.conftest import Where
-from tests.ops.cases import by_id
-from tests.oracle import assert_close, derivatives, probe, run
-
-
-@pytest.mark.parametrize(
-    "name", ["plain", "k-is-n", "clustered", "dense", "ragged-with-empty-clouds", "fp64", "bf16"]
-)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-def test_known_neighbors_change_no_result(name: str, dtype: torch.dtype, where: Where):
-    where.skip_unless("knn")
-    case = by_id(name)
-    problem = case.problem(where.device)
-    points = problem.query_points, problem.reference_points
-    known = pointproj.knn(*points, case.k, backend=where.backend, **problem.offsets)[1].to(dtype)
-    at = probe(problem, case.sigma)
-
-    def searched(p, sigma):
-        return run("knn", p, case.k, sigma, backend=where.backend)
-
-    def given(p, sigma):
-        return run("knn", p, case.k, sigma, backend=where.backend, neighbor_indices=known)
-
-    expected, got = derivatives(searched, problem, at), derivatives(given, problem, at)
-    for what in expected:
-        assert_close(what, got[what], expected[what])
-
-
-def test_rows_that_do_not_exist_are_no_neighbours(where: Where):
-    where.skip_unless("knn")
-    problem = by_id("plain").problem(where.device)
-    points = problem.query_points, problem.reference_points, problem.features
-    known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
-    known[::2, 2:] = -1
-    aggregated = pointproj.knn_aggregate(*points, 4, backend=where.backend, neighbor_indices=known)
-    of_two = pointproj.knn_aggregate(*points, 2, backend=where.backend)
-    of_four = pointproj.knn_aggregate(*points, 4, backend=where.backend)
-    assert_close("two", aggregated[::2], of_two[::2])
-    assert_close("four", aggregated[1::2], of_four[1::2])
-
-
-def test_rows_that_do_not_exist_may_come_in_between(where: Where):
-    where.skip_unless("knn")
-    points = by_id("plain").problem(where.device)[:3]
-    known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
-    known[::2, 1], known[1::3, 2] = -1, -1
-    got, expected = (
-        pointproj.knn_aggregate(*points, 4, backend=backend, neighbor_indices=known)
-        for backend in (where.backend, "torch")
-    )
-    assert_close("aggregated", got, expected)
-
-
-def test_wrong_neighbors_are_refused():
-    points = torch.rand(20, 3)
-
-    def aggregate(rows):
-        return pointproj.knn_aggregate(points, points, points, 3, backend="torch", neighbor_indices=rows)
-
-    rows = pointproj.knn(points, points, 3, backend="torch")[1]
-    with pytest.raises(TypeError, match=r"int32 or int64 tensor, as pointproj.knn gives; got torch.float32"):
-        aggregate(rows.float())
-    with pytest.raises(TypeError, match="got list"):
-        aggregate(rows.tolist())
-    with pytest.raises(ValueError, match=r"shape \(20, 3\), k = 3 for each query point; got \(20, 2\)"):
-        aggregate(rows[:, :2])
-    with pytest.raises(ValueError, match="from 0 to 19, or -1 for none; got 27: search these points again"):
-        aggregate(rows.clone().fill_(27))
-    with pytest.raises(ValueError, match="got -5"):
-        aggregate(rows.clone().fill_(-5))
-    with pytest.raises(ValueError, match="neighbor_indices are for kind='knn'"):
-        Projector(kind="radius", radius=0.1)(points, points, neighbor_indices=rows)
 
 
 def test_each_shape_is_searched_once(monkeypatch):
