@@ -129,7 +129,7 @@ def test_train_command_lines(arguments: list[str], tmp_path: Path):
     check_arguments(replaced, CONF)
     overrides = [argument for argument in replaced if "=" in argument and not argument.startswith("hydra")]
     register_schema()
-    for chosen in zip(*(_choices(override) for override in overrides), strict=False):
+    for chosen in {*zip(*(_choices(override) for override in overrides), strict=False)}:
         with initialize_config_dir(str(CONF), version_base="1.3"):
             to_config(compose("train", overrides=list(chosen)))
 

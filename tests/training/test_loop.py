@@ -60,7 +60,7 @@ def small_config():
     made.allocator.name, made.profiler.name, made.logger.name = "torch", "none", "none"
     made.device = "cpu"
     made.training.epochs, made.training.batch_size = 4, 2
-    made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 1
+    made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 0
     return made
 
 
@@ -92,7 +92,7 @@ def weights(run):
 
 def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path):
     run = RunFolder(tmp_path / "run")
-    config.training.epochs = 30
+    config.training.epochs, config.training.pictures = 30, 1
     metrics = train(config, run)
     assert metrics["metric"] == "mean_absolute_error"
     assert metrics["metric_value"] < 0.7 * metrics["baseline"]
@@ -158,8 +158,9 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):
     assert losses(runs[0]) != losses(runs[2])
 
 
-@pytest.mark.parametrize("stop_after", [3, 5, 8])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("stop_after", "number"), [(3, signal.SIGINT), (5, signal.SIGTERM), (8, signal.SIGINT)]
+)
 def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after, number):
     whole, first, second = (RunFolder(tmp_path / "outputs" / name) for name in ("whole", "first", "second"))
     config.training.log_every = 2
@@ -334,8 +335,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_words(config, tmp_path):
     assert all(tensor.isfinite().all() for tensor in kept.values())
 
 
-@pytest.mark.parametrize("normals", [False, True])
-@pytest.mark.parametrize("target_name", ["sdf", "occupancy"])
+@pytest.mark.parametrize(("target_name", "normals"), [("sdf", True), ("occupancy", False)])
 def test_other_targets_train_and_report_their_measures(config, tmp_path, data, target_name, normals):
     for dataset in (data.train, data.test):
         for place, shape in enumerate(dataset.shapes):
@@ -362,7 +362,7 @@ def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
 
 def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    config.logger.name = "tensorboard"
+    config.logger.name, config.training.pictures = "tensorboard", 1
     run = RunFolder(tmp_path)
     metrics = train(config, run)
     events = accumulators.EventAccumulator(str(run.path / "tensorboard"))
