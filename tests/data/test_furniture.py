@@ -14,7 +14,6 @@ from pointproj.geometry.files import read_mesh
 from pointproj.geometry.interior import inside
 from pointproj.geometry.meshes import face_areas, normalize
 
-
 made = functools.cache(make_furniture)
 
 
