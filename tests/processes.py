@@ -15,10 +15,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 FORKS = torch.multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.training.test_faults", "matplotlib.pyplot", "scipy.ndimage"])
 
-TWO_GPUS = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")]
 
 
 def environment(rank: int, count: int, port: int, *, device: str = "cpu") -> dict[str, str]:

@@ -59,8 +59,7 @@ def test_distances_begin_as_that_of_the_nearest_point():
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
-    [({"heads": 3}, "of 3 heads, got 8"), ({"predicts": "colour"}, "'colour'")],
+    ("settings", "words"), [({"heads": 3}, "of 3 heads, got 8"), ({"predicts": "colour"}, "'colour'")]
 )
 def test_impossible_settings_are_named(settings, words):
     with pytest.raises(ValueError, match=words):
