@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 import trimesh
-from hydra import compose, initialize_config_dir
 
 from pointproj.__main__ import main
-from pointproj.config import register_schema, to_config
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry import baselines, well_posed
 from pointproj.geometry.baselines import flooded_distance
@@ -24,15 +22,12 @@ from pointproj.inference.evaluate import _chosen_samplings
 from pointproj.inference.trained_model import PACKAGED, load_trained
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from tests.configs import config_of
 
 
 def write_checkpoint(path, *overrides, shift=-0.15):
     """A checkpoint of a model that is not trained: distances to the cloud, off by ``shift``."""
-    register_schema()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = to_config(compose("train", overrides=["experiment=smoke", *overrides]))
+    config = config_of("experiment=smoke", *overrides)
     model = build_model(config, "torch")
     with torch.no_grad():
         model.query_mlp[-1].bias[-1] = shift

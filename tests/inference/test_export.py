@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch._inductor.exc import InductorError
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths
 
 from pointproj.__main__ import main
-from pointproj.config import Config, register_schema, to_config
+from pointproj.config import Config
 from pointproj.inference.export import (
     PACKAGE,
     PROGRAM,
@@ -30,6 +29,7 @@ from pointproj.inference.export import (
 from pointproj.nn.visibility import plain
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
+from tests.configs import config_of
 
 ELSEWHERE = """
 import json, sys
@@ -44,12 +44,6 @@ with torch.no_grad():
 SOURCE = Path(__file__).parents[2] / "docs" / "reconstruct" / "run_package.cpp"
 SMALL = ("projector=knn", "projector.hidden_channels=8")
 SIZES = ((5, 40), (97, 300), (200, 33))
-
-
-def _config(*overrides: str) -> Config:
-    register_schema()
-    with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
-        return to_config(compose("train", list(overrides)))
 
 
 def _trained(config: Config, path: Path) -> CloudField:
@@ -111,7 +105,7 @@ takes_loops = pytest.mark.skipif(
 @takes_loops
 @pytest.mark.slow
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
-    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path / "out", device="cpu")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE}
     assert max(written.differences.values()) < 1e-5
@@ -124,7 +118,9 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
 
 
 def test_a_network_of_a_radius_becomes_a_program_of_plain_torch(tmp_path: Path):
-    config = _config("projector=radius", "projector.radius=0.6", "target=udf", "projector.hidden_channels=8")
+    config = config_of(
+        "projector=radius", "projector.radius=0.6", "target=udf", "projector.hidden_channels=8"
+    )
     network = _trained(config, tmp_path / "best.pt")
     with torch.no_grad():
         program = plain_program(network, config, torch.device("cpu")).module()
@@ -143,7 +139,7 @@ class _PlainForms(TorchDispatchMode):
 def test_the_visibility_network_becomes_a_program_of_plain_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = _config("experiment=reconstruct", "projector.hidden_channels=8", "projector.sensors=true")
+    config = config_of("experiment=reconstruct", "projector.hidden_channels=8", "projector.sensors=true")
     network = _trained(config, tmp_path / "best.pt")
     with torch.no_grad(), _PlainForms():
         formulas = [network(*inputs) for inputs in _inputs(network)]
@@ -165,7 +161,7 @@ def test_the_visibility_network_becomes_a_program_of_plain_torch(
 
 
 def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_path: Path):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     with pytest.raises(ExportError, match=r"'warp' cannot be exported for cpu.*--backend torch"):
         export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="warp")
     with pytest.raises(
@@ -176,7 +172,7 @@ def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_pa
 
 
 def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     (tmp_path / PROGRAM).write_text("the program before")
     monkeypatch.setattr("pointproj.inference.export._difference", lambda *_: 0.1)
     with pytest.raises(ExportError, match=f"{PROGRAM} computes is 1.0e-01 away"):
@@ -201,7 +197,7 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
     def fail(*_: object, **__: object) -> None:
         raise InductorError(RuntimeError("no such loop\nand a page more"), None)
 
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     with pytest.raises(
         ExportError, match=r"could not compile .*no such loop\); projector.program.pt2 is written"
@@ -211,7 +207,7 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
 
 
 def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(
         "pointproj.inference.export._compile", lambda program, cxx, path: Path(path).write_text("broken")
     )
@@ -223,7 +219,7 @@ def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: py
 def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    network = _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
 
     def compile_with(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
         Path(path).write_text(compiler)
@@ -245,7 +241,7 @@ def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=takes_loops), "triton"])
 def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
-    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path, device="cuda", backend=backend)
     package = torch._inductor.aoti_load_package(str(written.package))
     network = network.cuda()

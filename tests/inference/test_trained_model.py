@@ -9,15 +9,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from pointproj.config import register_schema, to_config
 from pointproj.inference import trained_model
 from pointproj.inference.trained_model import load_trained
 from pointproj.runtime import tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 from pointproj.training.networks import build_model
+from tests.configs import config_of
 from tests.processes import PROJECT
 
 MODELS = {
@@ -28,10 +27,7 @@ MODELS = {
 
 def save(path, name):
     """A checkpoint of an untrained model; returns the model."""
-    register_schema()
-    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
-        overrides = ["target=occupancy", "data.points=64", *MODELS[name]]
-        config = to_config(compose("train", overrides=overrides))
+    config = config_of("target=occupancy", "data.points=64", *MODELS[name])
     model = build_model(config, "torch")
     checkpoint.save(path, {"model": model.state_dict()}, config)
     return model

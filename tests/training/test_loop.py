@@ -86,6 +86,19 @@ def losses(run):
     return {row["step"]: row["loss"] for row in lines(run, "train")}
 
 
+def stop_after(monkeypatch, count, number):
+    """Send this process a signal after so many steps."""
+    plain_step, taken = loop.TrainingStep.__call__, []
+
+    def stopping_step(step, batch):
+        plain_step(step, batch)
+        taken.append(1)
+        if len(taken) == count:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
+
+
 def weights(run):
     return checkpoint.load(run.path / "last.pt")["model"]
 
@@ -158,33 +171,22 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):
     assert losses(runs[0]) != losses(runs[2])
 
 
-@pytest.mark.parametrize(
-    ("stop_after", "number"), [(3, signal.SIGINT), (5, signal.SIGTERM), (8, signal.SIGINT)]
-)
-def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after, number):
+@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGINT), (5, signal.SIGTERM), (8, signal.SIGINT)])
+def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, count, number):
     whole, first, second = (RunFolder(tmp_path / "outputs" / name) for name in ("whole", "first", "second"))
     config.training.log_every = 2
     train(config, whole)
     (whole.path / "last.pt").rename(whole.path / "kept")
 
-    plain_step = loop.TrainingStep.__call__
-    taken = []
-
-    def stopping_step(step, batch):
-        plain_step(step, batch)
-        taken.append(1)
-        if len(taken) == stop_after:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, first)
-    monkeypatch.setattr(loop.TrainingStep, "__call__", plain_step)
+    with monkeypatch.context() as patch:
+        stop_after(patch, count, number)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, first)
     config.resume = "auto"
     metrics = train(config, second)
 
     assert losses(second) == losses(whole)  # those of the first run are taken over
-    assert max(losses(first), default=0) <= stop_after
+    assert max(losses(first), default=0) <= count
     expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
     assert metrics["metric_value"] == read_json(whole.path / "metrics.json")["metric_value"]
