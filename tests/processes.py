@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
+import torch.multiprocessing
 
 PROJECT = Path(__file__).resolve().parent.parent
 
-TWO_GPUS = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs"),
-]
+# Processes that have imported everything and started no thread: to start or kill one takes no time.
+FORKS = torch.multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.training.test_faults", "matplotlib.pyplot", "scipy.ndimage"])
+
+TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")]
 
 
 def environment(rank: int, count: int, port: int, *, device: str = "cpu") -> dict[str, str]:
@@ -48,13 +49,16 @@ def run_together(
         ``cpu``, or ``cuda`` for a GPU each.
     """
     pytest.importorskip("pointproj.runtime", reason="processes connect through the application's runtime")
-    multiprocessing.spawn(_in_one, args=(count, free_port(), device, function, arguments), nprocs=count)
+    method = "forkserver" if device == "cpu" else "spawn"
+    given = count, free_port(), device, function, arguments
+    torch.multiprocessing.start_processes(_in_one, given, nprocs=count, start_method=method)
 
 
 def _in_one(
     rank: int, count: int, port: int, device: str, function: Callable[..., None], arguments: tuple
 ) -> None:
     os.environ.update(environment(rank, count, port, device=device))
+    torch.set_num_threads(1)
     from pointproj.runtime import distributed
 
     function(distributed.join(), *arguments)

@@ -36,10 +36,7 @@ def test_report_names_every_backend_and_version(capsys: pytest.CaptureFixture):
 @without_gpu
 @pytest.mark.parametrize(
     ("wheel", "words"),
-    [
-        (True, "from the wheel, for the CPU, sm_80, sm_90+PTX"),
-        (False, "built here, for the CPU"),
-    ],
+    [(True, "from the wheel, for the CPU, sm_80, sm_90+PTX"), (False, "built here, for the CPU")],
     ids=["wheel", "cache"],
 )
 def test_report_says_where_native_came_from_and_tries_it(

@@ -16,12 +16,11 @@ from pointproj.benchmark import table
 from pointproj.benchmark.config import register_schema as register_bench_schema
 from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
-from pointproj.config import register_schema, to_config
 from pointproj.runtime.overrides import check_arguments
 from tests.compat.physicsnemo_library import import_physicsnemo
+from tests.configs import CONF, config_of
+from tests.processes import PROJECT
 
-PROJECT = Path(__file__).resolve().parent.parent
-CONF = PROJECT / "conf"
 PAGES = sorted(
     str(page.relative_to(PROJECT))
     for pattern in ("*.md", "docs/**/*.md", "data/*.md", "outputs/README.md", "benchmarks/*.md")
@@ -128,10 +127,8 @@ def test_train_command_lines(arguments: list[str], tmp_path: Path):
     replaced = [_without_placeholders(argument, tmp_path) for argument in arguments]
     check_arguments(replaced, CONF)
     overrides = [argument for argument in replaced if "=" in argument and not argument.startswith("hydra")]
-    register_schema()
-    for chosen in zip(*(_choices(override) for override in overrides), strict=False):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            to_config(compose("train", overrides=list(chosen)))
+    for chosen in {*zip(*(_choices(override) for override in overrides), strict=False)}:
+        config_of(*chosen)
 
 
 @pytest.mark.parametrize("arguments", _arguments("bench.py"), ids=" ".join)

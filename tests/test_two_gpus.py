@@ -68,10 +68,7 @@ def wait_for_steps(process, folder, count):
 
 def test_two_gpus_train_what_one_does_captured(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
-    commands = {
-        one: [sys.executable, "train.py", "training.batch_size=8"],
-        two: [*TORCHRUN, "train.py"],
-    }
+    commands = {one: [sys.executable, "train.py", "training.batch_size=8"], two: [*TORCHRUN, "train.py"]}
     options = "compile=true", "training.epochs=4"
     runs = [
         started([*command, *options, *arguments(tmp_path / f"{folder.name}-data")], folder)

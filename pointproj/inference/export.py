@@ -29,7 +29,7 @@ from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
 from pointproj.nn.visibility.plain import FORMS
 from pointproj.ops.backends import BackendUnavailable
-from pointproj.ops.registry import exportable, names, resolve
+from pointproj.ops.registry import exportable, functions_of, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
 from pointproj.runtime.run_folder import require_writable
@@ -229,6 +229,7 @@ def plain_program(network: CloudField, config: Config, device: torch.device) -> 
     """Return the network as a program of plain torch operators."""
     from pointproj.ops.specification import portable
 
+    functions_of("torch")  # registers its operators
     ops = torch.ops.pointproj
     forms = {
         ops.torch_search.default: portable.search,

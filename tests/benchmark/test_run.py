@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -156,14 +157,10 @@ class TestRun:
         assert left_out == ["1 rows of import are left out", "6 rows of start are left out"]
 
     def test_time_of_the_import_is_a_row(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(start, "IMPORTS", 3)
+        monkeypatch.setattr(start, "IMPORTS", 1)
         (only,) = run_benchmark(bench_config(tmp_path, workloads=["import"]))
-        assert (only.implementation, only.mode, only.status, only.repetitions) == (
-            "pointproj",
-            "import",
-            OK,
-            3,
-        )
+        assert (only.implementation, only.mode) == ("pointproj", "import")
+        assert (only.status, only.repetitions) == (OK, 1)
         assert 0 < only.p20_ms <= only.p50_ms <= only.p80_ms < 60_000
         assert only.peak_mib is None
 
@@ -179,7 +176,10 @@ class TestCalls:
 
     @pytest.mark.parametrize("backend", names())
     @pytest.mark.parametrize("mode", ["knn", "search"])
-    def test_compiled_and_eager_calls_return_both_distances_and_indices(self, backend: str, mode: str):
+    def test_compiled_and_eager_calls_return_both_distances_and_indices(
+        self, backend: str, mode: str, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
         if missing_backend(backend, "cpu", "knn") or (backend == "torch" and mode == "search"):
             pytest.skip("not on this machine")
         inputs = KNN.make_inputs(CPU)

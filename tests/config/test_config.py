@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, fields
-from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
@@ -21,24 +19,13 @@ from pointproj.config import (
     KnnConfig,
     VisibilityConfig,
     from_saved,
-    register_schema,
     to_config,
 )
 from pointproj.runtime.overrides import check_arguments
+from tests.configs import CONF, composed, config_of
+from tests.processes import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
-CONF = PROJECT / "conf"
 GROUPS = [folder.name for folder in CONF.iterdir()]
-
-
-def composed(*overrides):
-    register_schema()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("train", list(overrides))
-
-
-def config_of(*overrides):
-    return to_config(composed(*overrides))
 
 
 def program(*arguments, cwd=PROJECT, **environment):
@@ -288,28 +275,21 @@ def test_a_saved_config_comes_back_as_the_networks_own_class(name):
     assert type(saved.projector) is NETWORKS[name]
 
 
-def test_the_program_refuses_a_wrong_type_shortly(tmp_path):
-    ended = program("optimizer.lr=fast", cwd=tmp_path)
-    assert ended.returncode != 0
-    assert "optimizer.lr=fast: expected a number above 0" in ended.stderr
+@pytest.mark.parametrize(
+    ("argument", "code", "words"),
+    [
+        ("optimizer.lr=fast", 2, "optimizer.lr=fast: expected a number above 0"),
+        ("data=gaussian", 1, "write target=random"),
+        ("training.epoch=3", 2, "did you mean training.epochs"),
+    ],
+)
+def test_the_program_refuses_shortly_and_leaves_no_run(argument, code, words, tmp_path):
+    ended = program(argument, cwd=tmp_path)
+    assert ended.returncode == code
+    assert words in ended.stderr
     assert "object_type" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert not any(tmp_path.iterdir())
-
-
-def test_the_program_refuses_an_impossible_combination_and_leaves_no_run(tmp_path):
-    ended = program("data=gaussian", cwd=tmp_path)
-    assert ended.returncode != 0
-    assert "write target=random" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_the_program_ends_with_2_for_a_misspelt_key(tmp_path):
-    ended = program("training.epoch=3", cwd=tmp_path)
-    assert ended.returncode == 2
-    assert "did you mean training.epochs" in ended.stderr
-    assert not any(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if code == 2 or path.is_file()]
 
 
 def test_printing_the_config_imports_nothing_heavy(tmp_path):

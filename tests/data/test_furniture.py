@@ -1,5 +1,6 @@
 """Procedural furniture: closed, distinct, repeatable, and written without touching what is there."""
 
+import functools
 import json
 
 import numpy as np
@@ -12,6 +13,8 @@ from pointproj.data.layout import find_meshes
 from pointproj.geometry.files import read_mesh
 from pointproj.geometry.interior import inside
 from pointproj.geometry.meshes import face_areas, normalize
+
+made = functools.cache(make_furniture)
 
 
 def as_trimesh(mesh):
@@ -36,7 +39,7 @@ def top_height(mesh, x, y):
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_every_piece_is_one_closed_surface_facing_outwards(class_name):
     for seed in range(12):
-        mesh = make_furniture(class_name, seed)
+        mesh = made(class_name, seed)
         surface = as_trimesh(mesh)
         assert surface.is_watertight
         assert surface.is_winding_consistent
@@ -50,19 +53,18 @@ def test_every_piece_is_one_closed_surface_facing_outwards(class_name):
 
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_seeds_fix_the_mesh_and_tell_meshes_apart(class_name):
-    one, again = make_furniture(class_name, 3), make_furniture(class_name, 3)
+    one, again = made(class_name, 3), make_furniture(class_name, 3)
     assert np.array_equal(one.vertices, again.vertices)
     assert np.array_equal(one.faces, again.faces)
     sizes = {
-        tuple(np.round(np.ptp(normalize(make_furniture(class_name, seed)).vertices, axis=0), 4))
-        for seed in range(15)
+        tuple(np.round(np.ptp(normalize(made(class_name, seed)).vertices, axis=0), 4)) for seed in range(15)
     }
     assert len(sizes) == 15
 
 
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_varied_pieces_are_closed_and_all_different(class_name):
-    pieces = [make_furniture(class_name, seed, varied=True) for seed in range(40)]
+    pieces = [made(class_name, seed, varied=True) for seed in range(40)]
     for mesh in pieces:
         surface = as_trimesh(mesh)
         assert surface.is_watertight
@@ -80,7 +82,7 @@ def test_varied_pieces_are_closed_and_all_different(class_name):
 @pytest.mark.parametrize("class_name", CLASSES)
 def test_defects_change_the_surface_and_not_what_is_inside(class_name):
     for seed in range(2):
-        clean = make_furniture(class_name, seed, varied=True)
+        clean = made(class_name, seed, varied=True)
         defective = make_furniture(class_name, seed, varied=True, defects=True)
         assert np.allclose(np.ptp(clean.vertices, axis=0), np.ptp(defective.vertices, axis=0), rtol=1e-3)
         expected, found = (inside(normalize(mesh), 30) for mesh in (clean, defective))

@@ -3,15 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from pointproj.config import Config, ConfigError, DataConfig, TargetConfig, register_schema, to_config
+from pointproj.config import Config, ConfigError, DataConfig, TargetConfig
 from pointproj.data.batches import batches
 from pointproj.data.dataset import prepare
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry.fields import field_at
 from pointproj.geometry.meshes import Mesh
-from tests.config.test_config import CONF
+from tests.configs import config_of
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +83,6 @@ def test_mixed_data_is_real_meshes_repeated_beside_made_ones_in_training_alone(
     assert (tmp_path / "data" / "furniture-varied").is_dir()
 
 
-def composed(*overrides):
-    register_schema()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return to_config(compose("train", list(overrides)))
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -110,10 +103,10 @@ def composed(*overrides):
 )
 def test_what_does_not_go_together_is_refused(overrides, words):
     with pytest.raises(ConfigError, match=words):
-        composed(*overrides)
+        config_of(*overrides)
 
 
 def test_visibility_sees_no_normals_unless_asked():
-    assert composed("projector=visibility", "target=occupancy").projector.normals is False
-    assert composed("projector=knn", "target=occupancy").projector.normals is True
-    assert composed("projector=visibility", "projector.normals=true").projector.normals is True
+    assert config_of("projector=visibility", "target=occupancy").projector.normals is False
+    assert config_of("projector=knn", "target=occupancy").projector.normals is True
+    assert config_of("projector=visibility", "projector.normals=true").projector.normals is True

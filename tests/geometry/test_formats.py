@@ -205,8 +205,7 @@ REFUSED_SCENES = {
     ),
     "numbers without bytes.gltf": (
         scene_text(
-            BOX_SCENE,
-            accessors=[{"componentType": 5126, "type": "VEC3", "count": 10**9} for _ in ACCESSORS],
+            BOX_SCENE, accessors=[{"componentType": 5126, "type": "VEC3", "count": 10**9} for _ in ACCESSORS]
         ),
         "declares 2,000,000,000 values",
     ),

@@ -5,12 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pointproj.geometry.meshes import (
-    Mesh,
-    MeshError,
-    normalize,
-    query_grid,
-)
+from pointproj.geometry.meshes import Mesh, MeshError, normalize, query_grid
 
 SQUARE = np.array([[0, 0, 0], [4, 0, 0], [4, 3, 0], [0, 3, 0]], dtype=float)
 

@@ -8,13 +8,7 @@ from pointproj.data.furniture import make_furniture
 from pointproj.geometry.fields import NoInterior
 from pointproj.geometry.isosurfaces import Reconstruction, reconstruct
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, normalize
-from pointproj.geometry.metrics import (
-    METRICS,
-    intersection_over_union,
-    measure,
-    surface_agreement,
-    truth_of,
-)
+from pointproj.geometry.metrics import METRICS, intersection_over_union, measure, surface_agreement, truth_of
 
 
 def cube(half, name="cube"):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from torch._inductor.exc import InductorError
 from torch.torch_version import TorchVersion
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.cpp_extension import include_paths
 
 from pointproj.__main__ import main
-from pointproj.config import Config, register_schema, to_config
+from pointproj.config import Config
 from pointproj.inference.export import (
     PACKAGE,
     PROGRAM,
@@ -26,8 +26,10 @@ from pointproj.inference.export import (
     export,
     plain_program,
 )
+from pointproj.nn.visibility import plain
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
+from tests.configs import config_of
 
 ELSEWHERE = """
 import json, sys
@@ -35,21 +37,13 @@ sys.modules["pointproj"] = None  # importing it fails from here on
 import torch
 program, package, inputs = sys.argv[1:]
 inputs = torch.load(inputs)
-functions = [torch.export.load(program).module()]
-if package:
-    functions.append(torch._inductor.aoti_load_package(package))
+functions = [torch.export.load(program).module(), torch._inductor.aoti_load_package(package)]
 with torch.no_grad():
     print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
 """
 SOURCE = Path(__file__).parents[2] / "docs" / "reconstruct" / "run_package.cpp"
 SMALL = ("projector=knn", "projector.hidden_channels=8")
 SIZES = ((5, 40), (97, 300), (200, 33))
-
-
-def _config(*overrides: str) -> Config:
-    register_schema()
-    with initialize_config_dir(str(Path(__file__).parents[2] / "conf"), version_base="1.3"):
-        return to_config(compose("train", list(overrides)))
 
 
 def _trained(config: Config, path: Path) -> CloudField:
@@ -71,9 +65,9 @@ def _inputs(network: CloudField) -> list[tuple[torch.Tensor, ...]]:
     ]
 
 
-def _run_elsewhere(folder: Path, network: CloudField, package: bool) -> list[list[torch.Tensor]]:
+def _run_elsewhere(folder: Path, network: CloudField) -> list[list[torch.Tensor]]:
     torch.save(_inputs(network), folder / "inputs.pt")
-    files = [str(folder / PROGRAM), str(folder / PACKAGE) if package else "", str(folder / "inputs.pt")]
+    files = [folder / PROGRAM, folder / PACKAGE, folder / "inputs.pt"]
     ended = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, *files],
         cwd=folder,
@@ -111,11 +105,11 @@ takes_loops = pytest.mark.skipif(
 @takes_loops
 @pytest.mark.slow
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
-    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path / "out", device="cpu")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE}
     assert max(written.differences.values()) < 1e-5
-    for made in _run_elsewhere(tmp_path / "out", network, package=True):
+    for made in _run_elsewhere(tmp_path / "out", network):
         for inputs, got in zip(_inputs(network), made, strict=True):
             torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
     for inputs in _inputs(network):
@@ -123,21 +117,10 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
         torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [
-            "projector=radius",
-            "projector.radius=0.6",
-            "target=udf",
-            "projector.hidden_channels=8",
-        ],
-        ["experiment=reconstruct", "projector.hidden_channels=8", "projector.sensors=true"],
-    ],
-    ids=["radius", "visibility"],
-)
-def test_other_networks_become_programs_of_plain_torch(overrides: list[str], tmp_path: Path):
-    config = _config(*overrides)
+def test_a_network_of_a_radius_becomes_a_program_of_plain_torch(tmp_path: Path):
+    config = config_of(
+        "projector=radius", "projector.radius=0.6", "target=udf", "projector.hidden_channels=8"
+    )
     network = _trained(config, tmp_path / "best.pt")
     with torch.no_grad():
         program = plain_program(network, config, torch.device("cpu")).module()
@@ -145,8 +128,40 @@ def test_other_networks_become_programs_of_plain_torch(overrides: list[str], tmp
             torch.testing.assert_close(program(*inputs), network(*inputs), rtol=1e-4, atol=1e-4)
 
 
+class _PlainForms(TorchDispatchMode):
+    """The visibility network's operators in plain torch."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        called = plain.FORMS.get(func._schema.name.removeprefix("pointproj::"), func)
+        return called(*args, **(kwargs or {}))
+
+
+def test_the_visibility_network_becomes_a_program_of_plain_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = config_of("experiment=reconstruct", "projector.hidden_channels=8", "projector.sensors=true")
+    network = _trained(config, tmp_path / "best.pt")
+    with torch.no_grad(), _PlainForms():
+        formulas = [network(*inputs) for inputs in _inputs(network)]
+    with torch.no_grad():
+        for inputs, formula in zip(_inputs(network), formulas, strict=True):
+            torch.testing.assert_close(formula, network(*inputs), rtol=1e-4, atol=1e-4)
+    # A tenth of the iterations and rays, which a program holds one after the other, is traced as fast.
+    fewer = {"SQUARED": 2, "REFINED": 1, "REFITTED": 1, "ROUNDS": 2, "LAST_ROUNDS": 1, "MOVED": 1, "WHOLE": 1}
+    for constants in (plain.LocalPlane, plain.FacePlane):
+        monkeypatch.setattr(plain, constants.__name__, type("Fewer", (constants,), fewer))
+    monkeypatch.setattr(plain, "directions", plain.directions[:6])
+    monkeypatch.setattr(plain, "neighboring", plain.neighboring[:6, :6])
+    with torch.no_grad():
+        program = plain_program(network, config, torch.device("cpu")).module()
+        for inputs in _inputs(network):
+            with _PlainForms():
+                expected = network(*inputs)
+            torch.testing.assert_close(program(*inputs), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_path: Path):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     with pytest.raises(ExportError, match=r"'warp' cannot be exported for cpu.*--backend torch"):
         export(tmp_path / "best.pt", tmp_path / "out", device="cpu", backend="warp")
     with pytest.raises(
@@ -157,7 +172,7 @@ def test_a_backend_that_cannot_be_exported_is_refused_with_those_that_can(tmp_pa
 
 
 def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     (tmp_path / PROGRAM).write_text("the program before")
     monkeypatch.setattr("pointproj.inference.export._difference", lambda *_: 0.1)
     with pytest.raises(ExportError, match=f"{PROGRAM} computes is 1.0e-01 away"):
@@ -182,7 +197,7 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
     def fail(*_: object, **__: object) -> None:
         raise InductorError(RuntimeError("no such loop\nand a page more"), None)
 
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fail)
     with pytest.raises(
         ExportError, match=r"could not compile .*no such loop\); projector.program.pt2 is written"
@@ -192,7 +207,7 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
 
 
 def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(
         "pointproj.inference.export._compile", lambda program, cxx, path: Path(path).write_text("broken")
     )
@@ -204,7 +219,7 @@ def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: py
 def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    network = _trained(_config(*SMALL, "target=udf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
 
     def compile_with(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
         Path(path).write_text(compiler)
@@ -226,7 +241,7 @@ def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", [pytest.param("torch", marks=takes_loops), "triton"])
 def test_a_package_for_the_gpu(backend: str, tmp_path: Path):
-    network = _trained(_config(*SMALL, "target=sdf"), tmp_path / "best.pt")
+    network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path, device="cuda", backend=backend)
     package = torch._inductor.aoti_load_package(str(written.package))
     network = network.cuda()

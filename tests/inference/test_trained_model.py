@@ -9,15 +9,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-from pointproj.config import register_schema, to_config
 from pointproj.inference import trained_model
 from pointproj.inference.trained_model import load_trained
 from pointproj.runtime import tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 from pointproj.training.networks import build_model
+from tests.configs import config_of
 from tests.processes import PROJECT
 
 MODELS = {
@@ -26,16 +25,17 @@ MODELS = {
 }
 
 
+def save(path, name):
+    """A checkpoint of an untrained model; returns the model."""
+    config = config_of("target=occupancy", "data.points=64", *MODELS[name])
+    model = build_model(config, "torch")
+    checkpoint.save(path, {"model": model.state_dict()}, config)
+    return model
+
+
 @pytest.fixture(params=MODELS)
 def saved(request, tmp_path):
-    """A checkpoint of an untrained model, and the model."""
-    register_schema()
-    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
-        overrides = ["target=occupancy", "data.points=64", *MODELS[request.param]]
-        config = to_config(compose("train", overrides=overrides))
-    model = build_model(config, "torch")
-    checkpoint.save(tmp_path / "best.pt", {"model": model.state_dict()}, config)
-    return tmp_path / "best.pt", model
+    return tmp_path / "best.pt", save(tmp_path / "best.pt", request.param)
 
 
 def test_the_model_comes_back_with_its_weights(saved):
@@ -96,16 +96,20 @@ def test_a_config_that_does_not_fit_the_weights_is_refused_before_memory_is_take
     assert time.monotonic() - began < 20
 
 
-def test_without_a_gpu_nothing_is_said_of_its_driver(saved):
+def test_without_a_gpu_nothing_is_said_of_its_driver(tmp_path):
     """By a process of its own: Warp says it when it is initialised."""
     lines = (
         "import sys; from pathlib import Path; import numpy as np",
         "from pointproj.inference.trained_model import load_trained",
         "points = np.random.default_rng(0).random((64, 3)).astype(np.float32)",
-        "load_trained(Path(sys.argv[1]), 'cpu', 'warp').field(points)(points[:9])",
+        "for path in map(Path, sys.argv[1:]):",
+        "    load_trained(path, 'cpu', 'warp').field(points)(points[:9])",
     )
+    paths = [tmp_path / f"{name}.pt" for name in MODELS]
+    for path, name in zip(paths, MODELS, strict=True):
+        save(path, name)
     ended = subprocess.run(
-        [sys.executable, "-c", "\n".join(lines), saved[0]],
+        [sys.executable, "-c", "\n".join(lines), *paths],
         capture_output=True,
         text=True,
         cwd=PROJECT,

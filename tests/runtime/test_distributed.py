@@ -10,10 +10,8 @@ import time
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pointproj.config import register_schema, to_config
 from pointproj.data.batches import batches
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import ShapeDataset
@@ -30,6 +28,7 @@ from pointproj.runtime.distributed import (
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import CheckpointError
 from pointproj.training.loop import train
+from tests.configs import config_of
 from tests.processes import PROJECT, environment, free_port, run_together
 
 
@@ -72,9 +71,7 @@ def start(folder, arguments, count=2):
 
 
 def test_two_processes_train_what_one_does_on_batches_twice_as_large(arguments, tmp_path):
-    register_schema()
-    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
-        config = to_config(compose("train", overrides=[*arguments, "training.batch_size=4"]))
+    config = config_of(*arguments, "training.batch_size=4")
     alone = RunFolder(tmp_path / "alone")
     expected = train(config, alone)
 

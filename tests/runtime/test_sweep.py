@@ -92,6 +92,7 @@ def test_failing_jobs_are_recorded_and_the_others_run(program, tmp_path):
     assert "training with seed 1" in (job / "train.log").read_text()
     assert "Traceback" not in (job / "train.log").read_text()
     assert "Traceback" in (job.with_name("2") / "train.log").read_text()
+    assert not named(job.with_name("0"))
 
 
 def test_a_sweep_without_failure_ends_with_0(program, tmp_path):
@@ -103,6 +104,7 @@ def test_a_sweep_without_failure_ends_with_0(program, tmp_path):
         "multirun.yaml",
         "summary.csv",
     ]
+    assert named(tmp_path / "mine/0")
     environment = json.loads((tmp_path / "mine/0/environment.json").read_text())
     assert "seed=0,5" in environment["command"]
     again = program("-m", "seed=7,8", "hydra.sweep.dir=mine")
@@ -128,11 +130,12 @@ def test_a_killed_job_is_a_failed_row(program, tmp_path):
 
 
 def test_runs_started_together_have_folders_of_their_own(program, tmp_path):
-    started = [program("seed=5", wait=False) for _ in range(3)]
-    assert [process.wait() for process in started] == [0, 0, 0], started[0].stderr.read()
+    started = [program("seed=5", wait=False) for _ in range(2)]
+    assert [process.wait() for process in started] == [0, 0], started[0].stderr.read()
     folders = [file.parent for file in tmp_path.glob("outputs/*/*/status.json")]
-    assert len(folders) == 3
+    assert len(folders) == 2
     assert all(json.loads((folder / "status.json").read_text())["status"] == "ok" for folder in folders)
+    assert not any(map(named, folders))
 
 
 @pytest.mark.parametrize(("seed", "traceback"), [(1, False), (2, True)])
@@ -145,12 +148,15 @@ def test_a_run_alone_fails_with_the_words_of_its_error(program, tmp_path, seed, 
     assert json.loads(status.read_text())["status"] == "failed"
 
 
-@pytest.mark.parametrize("arguments", [(), ("hydra.run.dir=mine",), ("-m",), ("-m", "hydra.sweep.dir=mine")])
-def test_a_run_knows_whether_its_folder_was_named(program, tmp_path, arguments):
-    ended = program(*arguments, "seed=5")
+def named(folder):
+    """Whether a job was told that its folder was named by the caller."""
+    return json.loads((folder / "named.json").read_text())["named"]
+
+
+def test_a_run_knows_that_its_folder_was_named(program, tmp_path):
+    ended = program("hydra.run.dir=mine", "seed=5")
     assert ended.returncode == 0, ended.stderr
-    (file,) = tmp_path.rglob("named.json")
-    assert json.loads(file.read_text())["named"] == ("mine" in file.parts)
+    assert named(tmp_path / "mine")
 
 
 def job(folder, number, **status):

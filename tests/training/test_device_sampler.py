@@ -1,9 +1,8 @@
 """Runs whose points are drawn on the device: resumed and divided as those of the loader are."""
 
-import json
 import logging
-import os
 import signal
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +14,10 @@ from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.furniture import write_furniture
 from pointproj.runtime.distributed import SINGLE_PROCESS
 from pointproj.runtime.run_folder import RunFolder
-from pointproj.training import checkpoint, loader, loop
+from pointproj.training import loader, loop
 from pointproj.training.loop import train
 from tests.processes import run_together
-from tests.training.test_loop import small_config
+from tests.training.test_loop import losses, small_config, stop_after, weights
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +41,17 @@ def device_config(folder):
     )
     made.data.sampler, made.data.queries, made.data.pool = "device", 40, 200
     made.augmentation.rotate, made.augmentation.noise = "any", 0.01
-    made.training.pictures = 0
     return made
 
 
-def weights(run):
-    return checkpoint.load(run.path / "last.pt")["model"]
-
-
-def losses(run):
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
-
-
-@pytest.mark.parametrize("stop_after", [2, 5])
-def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after):
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, count):
     whole, run = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
     train(config, whole)
-    plain_step, taken = loop.TrainingStep.__call__, []
-
-    def stopping_step(step, batch):
-        plain_step(step, batch)
-        taken.append(1)
-        if len(taken) == stop_after:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run)
-    monkeypatch.setattr(loop.TrainingStep, "__call__", plain_step)
+    with monkeypatch.context() as patch:
+        stop_after(patch, count, signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, run)
     config.resume = str(run.path)
     train(config, run)
     assert losses(run) == losses(whole)
@@ -118,7 +99,10 @@ def test_a_network_trains_and_is_tested_on_scans(config, tmp_path, sampler):
 
 
 @pytest.mark.parametrize(("sampler", "compiled"), [("loader", False), ("device", True)])
-def test_one_network_trains_on_clouds_of_many_kinds_and_sizes(config, tmp_path, sampler, compiled):
+def test_one_network_trains_on_clouds_of_many_kinds_and_sizes(
+    config, tmp_path, monkeypatch, sampler, compiled
+):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     config.data.sampler = sampler
     config.data.mixture = [
         MixtureConfig("area", 16),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,12 +23,8 @@ from pointproj.runtime.run_folder import RunFolder
 from pointproj.runtime.signals import StopAtOnce, Stopped, StopRequest
 from pointproj.training import checkpoint
 from pointproj.training.loop import train
-from tests.processes import PROJECT, environment, free_port
+from tests.processes import FORKS, PROJECT, environment, free_port
 from tests.training.test_loop import GRID, lines, losses, small_config, spheres
-
-# Processes that have imported everything and started no thread: a kill costs nothing but itself.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.training.test_faults", "matplotlib.pyplot", "scipy.ndimage"])
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def small_config():
     made.allocator.name, made.profiler.name, made.logger.name = "torch", "none", "none"
     made.device = "cpu"
     made.training.epochs, made.training.batch_size = 4, 2
-    made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 1
+    made.training.log_every, made.training.validate_every, made.training.pictures = 1, 2, 0
     return made
 
 
@@ -86,13 +86,26 @@ def losses(run):
     return {row["step"]: row["loss"] for row in lines(run, "train")}
 
 
+def stop_after(monkeypatch, count, number):
+    """Send this process a signal after so many steps."""
+    plain_step, taken = loop.TrainingStep.__call__, []
+
+    def stopping_step(step, batch):
+        plain_step(step, batch)
+        taken.append(1)
+        if len(taken) == count:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
+
+
 def weights(run):
     return checkpoint.load(run.path / "last.pt")["model"]
 
 
 def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path):
     run = RunFolder(tmp_path / "run")
-    config.training.epochs = 30
+    config.training.epochs, config.training.pictures = 30, 1
     metrics = train(config, run)
     assert metrics["metric"] == "mean_absolute_error"
     assert metrics["metric_value"] < 0.7 * metrics["baseline"]
@@ -158,32 +171,22 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):
     assert losses(runs[0]) != losses(runs[2])
 
 
-@pytest.mark.parametrize("stop_after", [3, 5, 8])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, stop_after, number):
+@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGINT), (5, signal.SIGTERM), (8, signal.SIGINT)])
+def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, count, number):
     whole, first, second = (RunFolder(tmp_path / "outputs" / name) for name in ("whole", "first", "second"))
     config.training.log_every = 2
     train(config, whole)
     (whole.path / "last.pt").rename(whole.path / "kept")
 
-    plain_step = loop.TrainingStep.__call__
-    taken = []
-
-    def stopping_step(step, batch):
-        plain_step(step, batch)
-        taken.append(1)
-        if len(taken) == stop_after:
-            os.kill(os.getpid(), number)
-
-    monkeypatch.setattr(loop.TrainingStep, "__call__", stopping_step)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, first)
-    monkeypatch.setattr(loop.TrainingStep, "__call__", plain_step)
+    with monkeypatch.context() as patch:
+        stop_after(patch, count, number)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, first)
     config.resume = "auto"
     metrics = train(config, second)
 
     assert losses(second) == losses(whole)  # those of the first run are taken over
-    assert max(losses(first), default=0) <= stop_after
+    assert max(losses(first), default=0) <= count
     expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
     assert metrics["metric_value"] == read_json(whole.path / "metrics.json")["metric_value"]
@@ -332,8 +335,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_words(config, tmp_path):
     assert all(tensor.isfinite().all() for tensor in kept.values())
 
 
-@pytest.mark.parametrize("normals", [False, True])
-@pytest.mark.parametrize("target_name", ["sdf", "occupancy"])
+@pytest.mark.parametrize(("target_name", "normals"), [("sdf", True), ("occupancy", False)])
 def test_other_targets_train_and_report_their_measures(config, tmp_path, data, target_name, normals):
     for dataset in (data.train, data.test):
         for place, shape in enumerate(dataset.shapes):
@@ -360,7 +362,7 @@ def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
 
 def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    config.logger.name = "tensorboard"
+    config.logger.name, config.training.pictures = "tensorboard", 1
     run = RunFolder(tmp_path)
     metrics = train(config, run)
     events = accumulators.EventAccumulator(str(run.path / "tensorboard"))
