@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import pointproj
-from pointproj.ops.backends import BackendUnavailable, cuml
-from pointproj.ops.registry import resolve
+from pointproj.ops.backends import cuml
 from tests.conftest import Where
 from tests.ops.cases import by_id
 
@@ -35,18 +34,6 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(cuml._FittedCloud, "__init__", counted)
     return sizes
-
-
-def test_radius_is_refused_with_who_has_it():
-    with pytest.raises(
-        BackendUnavailable, match=r"'cuml': has no radius operator; use one of .*torch, .*warp"
-    ):
-        resolve("cuml", "cuda", "radius")
-
-
-def test_cpu_is_refused():
-    with pytest.raises(BackendUnavailable, match="'cuml': does not run on cpu; it runs on cuda"):
-        resolve("cuml", "cpu", "knn")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
@@ -101,9 +88,8 @@ def test_an_index_ends_with_its_last_user(fits: list[int]):
     index = pointproj.build_index(points, backend="cuml")
     address = index.tables["knn"][0].data_ptr()
     assert address in cuml._indices
-    copied = replace(
-        index, tables={"knn": (index.tables["knn"][0].clone(),)}
-    )  # of another address: fitted again
+    tables = {"knn": (index.tables["knn"][0].clone(),)}  # of another address: fitted again
+    copied = replace(index, tables=tables)
     expected = pointproj.knn(points, points, 3, index=index)[1]
     del index
     later = pointproj.build_index(points + 1, backend="cuml")

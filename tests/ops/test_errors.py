@@ -26,187 +26,88 @@ def offsets(*values: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
 
 RAGGED = {"query_offsets": offsets(0, 2, 6), "reference_offsets": offsets(0, 5, 9)}
 
-OF_BOTH = {  # id: (changed arguments, error, what the message says)
-    "query-is-a-list": (
-        {"query_points": [[0.0] * 3]},
-        TypeError,
-        "query_points must be a torch.Tensor; got list",
+OF_POINTS = [  # changed arguments, error, what the message says
+    ({"query_points": [[0.0] * 3]}, TypeError, "query_points must be a torch.Tensor; got list"),
+    ({"reference_points": torch.rand(9, 2)}, ValueError, r"shape \(n, 3\) .*; got \(9, 2\)"),
+    ({"query_points": torch.rand(3)}, ValueError, r"shape \(n, 3\) .*; got \(3,\)"),
+    ({"query_points": torch.rand(1, 2, 6, 3)}, ValueError, r"got \(1, 2, 6, 3\)"),
+    ({"query_points": QUERY.half()}, TypeError, r"float32 or float64; got torch.float16: call .float\(\)"),
+    ({"reference_points": torch.ones(9, 3).int()}, TypeError, "got torch.int32"),
+    ({"query_points": QUERY.double()}, TypeError, "one dtype; got torch.float64 and torch.float32"),
+    ({"query_points": torch.rand(2, 6, 3)}, ValueError, "must both be .*: expand the one that is shared"),
+    ({**BATCH, "query_points": torch.rand(3, 6, 3)}, ValueError, "equally many clouds; got 3 and 2"),
+    ({"query_offsets": offsets(0, 6)}, ValueError, "reference_offsets is missing"),
+    ({"reference_offsets": offsets(0, 9)}, ValueError, "query_offsets is missing"),
+    ({**BATCH, **RAGGED}, ValueError, r"offsets go with packed points \(n, 3\); got \(2, 6, 3\)"),
+    ({**RAGGED, "query_offsets": [0, 2, 6]}, TypeError, "int32 or int64 tensor; got list"),
+    ({**RAGGED, "query_offsets": torch.tensor([0.0, 2, 6])}, TypeError, "got torch.float32"),
+    ({**RAGGED, "query_offsets": offsets(0)}, ValueError, r"\(clouds \+ 1,\); got \(1,\)"),
+    ({**RAGGED, "query_offsets": offsets(0, 6)}, ValueError, "equally many clouds; got 1 and 2"),
+    ({**RAGGED, "query_offsets": offsets(0, 7, 6)}, ValueError, r"rise from 0 to .* 6; got \[0, 7, 6\]"),
+    ({**RAGGED, "query_offsets": offsets(1, 2, 6)}, ValueError, "rise from 0 to the number of points, 6"),
+    ({**RAGGED, "reference_offsets": offsets(0, 5, 8)}, ValueError, "rise from 0 to the number of points, 9"),
+    ({"query_points": QUERY.to("meta")}, ValueError, "must be on one device; .* cpu.* meta"),
+    ({"backend": "fortran"}, ValueError, "backend must be 'auto' or one of .*torch.*; got 'fortran'"),
+]
+OF_FEATURES = [  # and sigma
+    ({"features": [1.0]}, TypeError, "features must be a torch.Tensor; got list"),
+    ({"features": torch.rand(8, 4)}, ValueError, r"\(9, 'channels'\), one row for each .*; got \(8, 4\)"),
+    ({"features": torch.rand(9)}, ValueError, r"got \(9,\)"),
+    ({**BATCH, "features": FEATURES}, ValueError, r"\(2, 9, 'channels'\).*got \(9, 4\)"),
+    ({"features": torch.rand(9, 0)}, ValueError, r"at least one channel; got shape \(9, 0\)"),
+    ({"features": FEATURES.long()}, TypeError, "float16, bfloat16, float32 or float64; got torch.int64"),
+    ({"features": FEATURES.cfloat()}, TypeError, "got torch.complex64"),
+    ({"sigma": 0.0}, ValueError, "sigma must be positive and finite; got 0"),
+    ({"sigma": -0.1}, ValueError, "sigma must be positive and finite; got -0.1"),
+    ({"sigma": float("nan")}, ValueError, "sigma must be positive and finite; got nan"),
+    ({"sigma": float("inf")}, ValueError, "sigma must be positive and finite; got inf"),
+    ({"sigma": "0.1"}, TypeError, "sigma must be a number or a tensor of one element; got str"),
+    ({"sigma": True}, TypeError, "sigma must be a number .*; got bool"),
+    ({"sigma": torch.ones(6)}, ValueError, r"one element; got torch.float32 of shape \(6,\)"),
+    ({"sigma": torch.tensor(1)}, ValueError, "floating-point tensor .*got torch.int64"),
+    ({"features": FEATURES.to("meta")}, ValueError, "features is on meta, others on cpu"),
+    ({"sigma": torch.tensor(0.1, device="meta")}, ValueError, "sigma is on meta"),
+]
+OF_KNN = [
+    ({"k": 10}, ValueError, "k = 10 neighbours were asked for, but there are 9 points"),
+    ({"k": 0}, ValueError, "k must be at least 1; got 0"),
+    ({"k": -3}, ValueError, "k must be at least 1; got -3"),
+    ({"k": 3.0}, TypeError, "k must be an int; got float"),
+    ({"k": True}, TypeError, "k must be an int; got bool"),
+    ({"k": None}, TypeError, "k must be an int; got NoneType"),
+    ({**BATCH, "k": 10}, ValueError, "k = 10 neighbours were asked for, but there are 9 points"),
+]
+OF_RADIUS = [
+    ({"radius": 0.0}, ValueError, "radius must be positive and finite; got 0"),
+    ({"radius": -1.0}, ValueError, "radius must be positive and finite; got -1"),
+    ({"radius": float("nan")}, ValueError, "radius must be positive and finite; got nan"),
+    ({"radius": float("inf")}, ValueError, "radius must be positive and finite; got inf"),
+    ({"radius": torch.tensor(0.1)}, TypeError, "radius must be a number; got Tensor: it has no gradient"),
+    ({"radius": "0.1"}, TypeError, "radius must be a number; got str"),
+]
+AGGREGATES = [*OF_POINTS, *OF_FEATURES]
+REFUSALS = [
+    *((pointproj.knn_aggregate, {"features": FEATURES, "k": 3}, *row) for row in AGGREGATES + OF_KNN),
+    *(
+        (pointproj.radius_aggregate, {"features": FEATURES, "radius": 0.3}, *row)
+        for row in AGGREGATES + OF_RADIUS
     ),
-    "points-are-2d": ({"reference_points": torch.rand(9, 2)}, ValueError, r"shape \(n, 3\) .*; got \(9, 2\)"),
-    "one-point-without-row": ({"query_points": torch.rand(3)}, ValueError, r"shape \(n, 3\) .*; got \(3,\)"),
-    "four-dimensions": ({"query_points": torch.rand(1, 2, 6, 3)}, ValueError, r"got \(1, 2, 6, 3\)"),
-    "half-positions": (
-        {"query_points": QUERY.half()},
-        TypeError,
-        r"float32 or float64; got torch.float16: call .float\(\)",
-    ),
-    "integer-positions": ({"reference_points": torch.ones(9, 3).int()}, TypeError, "got torch.int32"),
-    "mixed-positions": (
-        {"query_points": QUERY.double()},
-        TypeError,
-        "one dtype; got torch.float64 and torch.float32",
-    ),
-    "batch-and-single": (
-        {"query_points": torch.rand(2, 6, 3)},
-        ValueError,
-        "must both be .*: expand the one that is shared",
-    ),
-    "other-batch-size": (
-        {**BATCH, "query_points": torch.rand(3, 6, 3)},
-        ValueError,
-        "equally many clouds; got 3 and 2",
-    ),
-    "features-are-a-list": ({"features": [1.0]}, TypeError, "features must be a torch.Tensor; got list"),
-    "features-of-other-points": (
-        {"features": torch.rand(8, 4)},
-        ValueError,
-        r"\(9, 'channels'\), one row for each .*; got \(8, 4\)",
-    ),
-    "flat-features": ({"features": torch.rand(9)}, ValueError, r"got \(9,\)"),
-    "features-without-batch": (
-        {**BATCH, "features": FEATURES},
-        ValueError,
-        r"\(2, 9, 'channels'\).*got \(9, 4\)",
-    ),
-    "no-channel": ({"features": torch.rand(9, 0)}, ValueError, r"at least one channel; got shape \(9, 0\)"),
-    "integer-features": (
-        {"features": FEATURES.long()},
-        TypeError,
-        "float16, bfloat16, float32 or float64; got torch.int64",
-    ),
-    "complex-features": ({"features": FEATURES.cfloat()}, TypeError, "got torch.complex64"),
-    "sigma-zero": ({"sigma": 0.0}, ValueError, "sigma must be positive and finite; got 0"),
-    "sigma-negative": ({"sigma": -0.1}, ValueError, "sigma must be positive and finite; got -0.1"),
-    "sigma-nan": ({"sigma": float("nan")}, ValueError, "sigma must be positive and finite; got nan"),
-    "sigma-inf": ({"sigma": float("inf")}, ValueError, "sigma must be positive and finite; got inf"),
-    "sigma-text": ({"sigma": "0.1"}, TypeError, "sigma must be a number or a tensor of one element; got str"),
-    "sigma-true": ({"sigma": True}, TypeError, "sigma must be a number .*; got bool"),
-    "sigma-per-point": (
-        {"sigma": torch.ones(6)},
-        ValueError,
-        r"one element; got torch.float32 of shape \(6,\)",
-    ),
-    "sigma-integer-tensor": (
-        {"sigma": torch.tensor(1)},
-        ValueError,
-        "floating-point tensor .*got torch.int64",
-    ),
-    "one-offset-only": ({"query_offsets": offsets(0, 6)}, ValueError, "reference_offsets is missing"),
-    "other-offset-only": ({"reference_offsets": offsets(0, 9)}, ValueError, "query_offsets is missing"),
-    "offsets-and-batch": (
-        {**BATCH, **RAGGED},
-        ValueError,
-        r"offsets go with packed points \(n, 3\); got \(2, 6, 3\)",
-    ),
-    "offsets-are-a-list": (
-        {**RAGGED, "query_offsets": [0, 2, 6]},
-        TypeError,
-        "int32 or int64 tensor; got list",
-    ),
-    "float-offsets": ({**RAGGED, "query_offsets": torch.tensor([0.0, 2, 6])}, TypeError, "got torch.float32"),
-    "offsets-without-end": (
-        {**RAGGED, "query_offsets": offsets(0)},
-        ValueError,
-        r"\(clouds \+ 1,\); got \(1,\)",
-    ),
-    "offsets-of-other-clouds": (
-        {**RAGGED, "query_offsets": offsets(0, 6)},
-        ValueError,
-        "equally many clouds; got 1 and 2",
-    ),
-    "offsets-fall": (
-        {**RAGGED, "query_offsets": offsets(0, 7, 6)},
-        ValueError,
-        r"rise from 0 to .* 6; got \[0, 7, 6\]",
-    ),
-    "offsets-start-late": (
-        {**RAGGED, "query_offsets": offsets(1, 2, 6)},
-        ValueError,
-        "rise from 0 to the number of points, 6",
-    ),
-    "offsets-end-early": (
-        {**RAGGED, "reference_offsets": offsets(0, 5, 8)},
-        ValueError,
-        "rise from 0 to the number of points, 9",
-    ),
-    "other-device": ({"query_points": QUERY.to("meta")}, ValueError, "must be on one device; .* cpu.* meta"),
-    "features-elsewhere": (
-        {"features": FEATURES.to("meta")},
-        ValueError,
-        "features is on meta, others on cpu",
-    ),
-    "sigma-elsewhere": ({"sigma": torch.tensor(0.1, device="meta")}, ValueError, "sigma is on meta"),
-    "no-such-backend": (
-        {"backend": "fortran"},
-        ValueError,
-        "backend must be 'auto' or one of .*torch.*; got 'fortran'",
-    ),
-}
-OF_KNN = {
-    "k-too-large": ({"k": 10}, ValueError, "k = 10 neighbours were asked for, but there are 9 points"),
-    "k-zero": ({"k": 0}, ValueError, "k must be at least 1; got 0"),
-    "k-negative": ({"k": -3}, ValueError, "k must be at least 1; got -3"),
-    "k-float": ({"k": 3.0}, TypeError, "k must be an int; got float"),
-    "k-true": ({"k": True}, TypeError, "k must be an int; got bool"),
-    "k-none": ({"k": None}, TypeError, "k must be an int; got NoneType"),
-    "k-of-batch": (
-        {**BATCH, "k": 10},
-        ValueError,
-        "k = 10 neighbours were asked for, but there are 9 points",
-    ),
-}
-OF_RADIUS = {
-    "radius-zero": ({"radius": 0.0}, ValueError, "radius must be positive and finite; got 0"),
-    "radius-negative": ({"radius": -1.0}, ValueError, "radius must be positive and finite; got -1"),
-    "radius-nan": ({"radius": float("nan")}, ValueError, "radius must be positive and finite; got nan"),
-    "radius-inf": ({"radius": float("inf")}, ValueError, "radius must be positive and finite; got inf"),
-    "radius-tensor": (
-        {"radius": torch.tensor(0.1)},
-        TypeError,
-        "radius must be a number; got Tensor: it has no gradient",
-    ),
-    "radius-text": ({"radius": "0.1"}, TypeError, "radius must be a number; got str"),
-}
-OF_POINTS = (
-    "query-",
-    "points-",
-    "one-",
-    "four-",
-    "half-",
-    "integer-pos",
-    "mixed-",
-    "batch-",
-    "other-",
-    "offsets-",
-    "float-",
-    "no-such",
-)
+    *((pointproj.knn, {"k": 3}, *row) for row in OF_POINTS + OF_KNN),
+]
 
 
-def _params(*tables: dict[str, tuple]) -> list:
-    return [pytest.param(*row, id=name) for table in tables for name, row in table.items()]
+def _name(value: Any) -> str:
+    return "-".join(value) if isinstance(value, dict) else getattr(value, "__name__", value)
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), _params(OF_BOTH, OF_KNN))
-def test_knn_aggregate_refuses(changes: dict[str, Any], error: type[Exception], message: str):
-    _refuses(pointproj.knn_aggregate, {"features": FEATURES, "k": 3} | changes, error, message)
+@pytest.mark.parametrize(("function", "given", "changes", "error", "message"), REFUSALS, ids=_name)
+def test_refuses(function: Callable, given: dict, changes: dict, error: type[Exception], message: str):
+    changes = {name: value for name, value in changes.items() if name in given or name != "features"}
+    with pytest.raises(error, match=message):
+        function(**{"query_points": QUERY, "reference_points": POINTS} | given | changes)
 
 
-@pytest.mark.parametrize(("changes", "error", "message"), _params(OF_BOTH, OF_RADIUS))
-def test_radius_aggregate_refuses(changes: dict[str, Any], error: type[Exception], message: str):
-    _refuses(pointproj.radius_aggregate, {"features": FEATURES, "radius": 0.3} | changes, error, message)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    _params({n: row for n, row in OF_BOTH.items() if n.startswith(OF_POINTS)}, OF_KNN),
-)
-def test_knn_refuses(changes: dict[str, Any], error: type[Exception], message: str):
-    without_features = {n: v for n, v in changes.items() if n != "features"}
-    _refuses(pointproj.knn, {"k": 3} | without_features, error, message)
-
-
-@pytest.mark.parametrize(("changes", "error", "message"), _params(OF_RADIUS))
+@pytest.mark.parametrize(("changes", "error", "message"), OF_RADIUS, ids=_name)
 def test_build_index_refuses_a_radius(changes: dict[str, Any], error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         pointproj.build_index(POINTS, **changes)
@@ -330,9 +231,3 @@ def backend_without_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     registry.resolve.cache_clear()
     yield "imaginary"
     registry.resolve.cache_clear()
-
-
-def _refuses(function: Callable, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    arguments = {"query_points": QUERY, "reference_points": POINTS} | arguments
-    with pytest.raises(error, match=message):
-        function(**arguments)

@@ -10,16 +10,6 @@ from tests.conftest import Where
 pytestmark = pytest.mark.operators("farthest_points")
 
 
-@pytest.fixture
-def backend(where: Where) -> str:
-    return where.backend
-
-
-@pytest.fixture
-def device(where: Where) -> str:
-    return where.device
-
-
 def by_hand(points, count, start=0):
     """Rows of one cloud, with numpy in the points' own dtype."""
     points = points.cpu().numpy()
@@ -48,61 +38,60 @@ def points_of(kind, size, dtype=torch.float32, seed=0):
 
 @pytest.mark.parametrize("kind", ["normal", "grid", "sphere", "clusters"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_are_those_of_comparing_all(kind, dtype, backend, device):
+def test_rows_are_those_of_comparing_all(kind, dtype, where: Where):
     for size, count in ((1, 1), (7, 7), (33, 20), (1000, 300), (2500, 40)):
         points = points_of(kind, size, dtype)
-        got = farthest_points(points.to(device), count, start=size // 2, backend=backend)
+        got = farthest_points(points.to(where.device), count, start=size // 2, backend=where.backend)
         assert torch.equal(got.cpu(), by_hand(points, count, size // 2)), size
 
 
-def test_clouds_of_a_batch_are_on_their_own(backend, device):
+def test_clouds_of_a_batch_are_on_their_own(where: Where):
     points = torch.stack([points_of("normal", 90, seed=i) for i in range(3)])
     start = torch.tensor([5, 0, 89])
-    got = farthest_points(points.to(device), 31, start=start.to(device), backend=backend)
+    got = farthest_points(points.to(where.device), 31, start=start.to(where.device), backend=where.backend)
     expected = [by_hand(own, 31, int(row)) for own, row in zip(points, start, strict=True)]
     assert torch.equal(got.cpu(), torch.stack(expected))
 
 
-def test_ragged_clouds_have_counts_of_their_own(backend, device):
+def test_ragged_clouds_have_counts_of_their_own(where: Where):
     sizes, counts = [40, 0, 3, 77], [9, 2, 5, 77]
     points = points_of("normal", sum(sizes))
     offsets = torch.tensor([0, *np.cumsum(sizes)])
-    got = farthest_points(points.to(device), counts, offsets=offsets.to(device), backend=backend).cpu()
-    parts = got.split(counts)
-    for own, first, part, size, count in zip(
-        points.split(sizes), offsets, parts, sizes, counts, strict=False
-    ):
-        if size == 0:
-            assert (part == -1).all()
-        else:
-            assert torch.equal(part - first, by_hand(own, count))
+    options = {"offsets": offsets.to(where.device), "backend": where.backend}
+    parts = farthest_points(points.to(where.device), counts, **options).cpu().split(counts)
+    for own, first, part in zip(points.split(sizes), offsets, parts, strict=False):
+        expected = by_hand(own, len(part)) + first if len(own) else torch.tensor([-1, -1])
+        assert torch.equal(part, expected)
 
 
-def test_points_that_are_not_finite_come_last(backend, device):
+def test_points_that_are_not_finite_come_last(where: Where):
     points = points_of("normal", 60)
     points[::7, 1] = torch.nan
     points[3, 0] = torch.inf
-    got = farthest_points(points.to(device), 60, start=1, backend=backend).cpu()
+    got = farthest_points(points.to(where.device), 60, start=1, backend=where.backend).cpu()
     finite = points.isfinite().all(-1)
     assert finite[got[: int(finite.sum())]].all()
     assert torch.equal(got[: int(finite.sum())].sort().values, finite.nonzero()[:, 0])
 
 
-def test_points_in_the_plane_and_a_compiled_call(backend, device):
-    points = points_of("normal", 50)[:, :2].to(device)
+def test_points_in_the_plane_and_a_compiled_call(where: Where):
+    points = points_of("normal", 50)[:, :2].to(where.device)
     torch._dynamo.reset()
-    got = torch.compile(lambda p: farthest_points(p, 8, backend=backend), fullgraph=True)(points)
+    got = torch.compile(lambda p: farthest_points(p, 8, backend=where.backend), fullgraph=True)(points)
     assert torch.equal(got.cpu(), by_hand(torch.nn.functional.pad(points.cpu(), (0, 1)), 8))
 
 
-def test_wrong_arguments_are_named(backend, device):
-    points = points_of("normal", 5).to(device)
-    with pytest.raises(ValueError, match=r"at most the 5 points.*got 6"):
-        farthest_points(points, 6, backend=backend)
-    with pytest.raises(ValueError, match="must be an integer"):
-        farthest_points(points, [2, 3], backend=backend)
-    with pytest.raises(ValueError, match="must not be negative"):
-        farthest_points(points, -1, backend=backend)
-    with pytest.raises(ValueError, match="start must be a row of 5 points; got 5"):
-        farthest_points(points, 2, start=5, backend=backend)
-    assert farthest_points(points, 0, backend=backend).shape == (0,)
+@pytest.mark.parametrize(
+    ("count", "start", "words"),
+    [
+        (6, 0, r"at most the 5 points.*got 6"),
+        ([2, 3], 0, "must be an integer"),
+        (-1, 0, "must not be negative"),
+        (2, 5, "start must be a row of 5 points; got 5"),
+    ],
+)
+def test_wrong_arguments_are_named(count, start, words, where: Where):
+    points = points_of("normal", 5).to(where.device)
+    with pytest.raises(ValueError, match=words):
+        farthest_points(points, count, start=start, backend=where.backend)
+    assert farthest_points(points, 0, backend=where.backend).shape == (0,)

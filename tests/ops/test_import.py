@@ -5,24 +5,10 @@ import subprocess
 import sys
 
 HEAVY = (
-    "hydra",
-    "omegaconf",
-    "trimesh",
-    "scipy",
-    "matplotlib",
-    "rich",
-    "physicsnemo",
-    "neuralop",
-    "sklearn",
-    "torch_cluster",
-    "torch_geometric",
-    "manifold3d",
-    "warp",
-    "triton",
-    "cuml",
-    "torch._dynamo",
+    "hydra", "omegaconf", "trimesh", "scipy", "matplotlib", "rich", "physicsnemo", "neuralop", "sklearn",
+    "torch_cluster", "torch_geometric", "manifold3d", "warp", "triton", "cuml", "torch._dynamo",
     "torch._inductor",
-)
+)  # fmt: skip
 APPLICATION = tuple(
     f"pointproj.{package}"
     for package in ("config", "geometry", "runtime", "data", "viz", "training", "inference", "benchmark")
