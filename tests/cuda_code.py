@@ -76,9 +76,7 @@ class Toolkit:
             file.flush()
             made = ["-o", f"{file.name}.cubin"]
             done = subprocess.run(
-                [self.ptxas, "-v", f"-arch={target}", file.name, *made],
-                capture_output=True,
-                text=True,
+                [self.ptxas, "-v", f"-arch={target}", file.name, *made], capture_output=True, text=True
             )
         if done.returncode:
             raise RuntimeError(f"ptxas {self.version} refuses what was compiled:\n{done.stderr[-2000:]}")
@@ -89,16 +87,13 @@ class Toolkit:
                 kernel=name,
                 registers=_number(r"Used (\d+) registers", entry),
                 shared=_number(r"(\d+) bytes smem", entry),
-                spilled=_number(r"(\d+) bytes spill stores", entry)
-                + _number(r"(\d+) bytes spill loads", entry),
+                spilled=sum(_number(rf"(\d+) bytes spill {way}", entry) for way in ("stores", "loads")),
                 threads=_threads(name, assembly),
             )
 
     def _newest_assembly(self) -> str:
         major, minor = map(int, self.version.split("."))
-        return (
-            f"{major - 4}.{minor - (1 if (major, minor) >= (12, 6) else 0)}" if major == 12 else f"9.{minor}"
-        )
+        return f"8.{minor - (minor >= 6)}" if major == 12 else f"9.{minor}"
 
 
 def _number(pattern: str, text: str) -> int:
@@ -149,8 +144,6 @@ def warp(toolkit: Toolkit, architecture: int, into: Path) -> Iterator[Used]:
 
 def _warp_kernels() -> Iterator[tuple[str, int, object]]:
     """Name in the table, threads of a block where the kernel names no bound, and kernel."""
-    import torch
-
     from pointproj.ops.backends.warp import (
         cell_list,
         cell_list_build,
@@ -221,13 +214,8 @@ def table(of: str, by_architecture: dict[int, list[Used]]) -> Iterator[list[str]
 def heading(architectures: Iterable[int]) -> list[str]:
     """The columns of the results; shared memory and what is spilled are bytes."""
     taken = "registers", "shared", "spilled", "blocks"
-    return [
-        "backend",
-        "kernel",
-        "forms",
-        "threads",
-        *(f"sm_{a} {what}" for a in architectures for what in taken),
-    ]
+    columns = ["backend", "kernel", "forms", "threads"]
+    return columns + [f"sm_{a} {what}" for a in architectures for what in taken]
 
 
 def _range(numbers: Iterable[int]) -> str:

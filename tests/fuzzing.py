@@ -33,14 +33,7 @@ from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
 from tests.geometry.test_files import READABLE
-from tests.geometry.test_formats import (
-    BOX_GLB,
-    BOX_SCENE,
-    BOX_TEXT,
-    OTHER_FORMATS,
-    STL_FILES,
-    archive_of,
-)
+from tests.geometry.test_formats import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, STL_FILES, archive_of
 
 SECONDS = 5  # that one input may take
 MEGABYTES = 1024  # of address space that a process of this may add to what it has
@@ -49,18 +42,8 @@ NUMBERS = b"0 1 2 3 9 -1 255 256 65535 2147483647 4294967295 -922337203685477580
 NUMBERS += [*b"1e9 1e308 nan inf 0x10 1_0".split(), b"9" * 30, b"9" * 5000, "٣".encode()]
 WORDS = b"OFF COFF ply element face property list uchar int vertex end_header".split()
 WORDS += b"solid facet endfacet endsolid v f # \\".split()
-WORDS += [
-    b"\n",
-    b"\r\n",
-    b"\r",
-    b"\x00",
-    b"\x0b",
-    b" ",
-    "\u2028".encode(),
-    b"\xff\xfe",
-    b"ascii",
-    b"element vertex 0\n",
-]
+WORDS += [b"\n", b"\r\n", b"\r", b"\x00", b"\x0b", b" ", "\u2028".encode(), b"\xff\xfe", b"ascii"]
+WORDS += [b"element vertex 0\n"]
 LARGEST = {"i": -1, "I": 2**32 - 1, "q": 2**63 - 1, "H": 65535, "f": np.inf, "d": np.nan}
 EXTREMES = [struct.pack(order + code, value) for order in "<>" for code, value in LARGEST.items()]
 
@@ -131,10 +114,7 @@ def archived(*arrays: np.ndarray, **named: np.ndarray) -> bytes:
 def cloud_reader(suffix: str, folder: Path) -> Reader:
     """Of points, or of meshes where the format knows both."""
     corners = np.random.default_rng(0).normal(size=(12, 6))
-    text = {
-        columns: "".join(" ".join(f"{x:.3f}" for x in row[:columns]) + "\n" for row in corners)
-        for columns in (3, 6)
-    }
+    text = {n: "".join(" ".join(f"{x:.3f}" for x in row[:n]) + "\n" for row in corners) for n in (3, 6)}
     ply = "ply\nformat ascii 1.0\nelement vertex 12\n" + "".join(f"property float {name}\n" for name in "xyz")
     seeds = {
         ".xyz": [text[3], text[6], "# a cloud\n\n" + text[3].replace(" ", ",")],
@@ -199,16 +179,11 @@ def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
 
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name; ``folder`` is theirs."""
-    meshes = {
-        suffix: mesh_reader(suffix) for suffix in (".off", ".obj", ".ply", ".stl", ".glb", ".gltf", ".3mf")
-    }
-    clouds = {
-        f"{suffix}, cloud": cloud_reader(suffix, folder)
-        for suffix in (".xyz", ".npy", ".npz", ".ply", ".obj")
-    }
+    meshes = ".off", ".obj", ".ply", ".stl", ".glb", ".gltf", ".3mf"
+    clouds = ".xyz", ".npy", ".npz", ".ply", ".obj"
     return {
-        **meshes,
-        **clouds,
+        **{suffix: mesh_reader(suffix) for suffix in meshes},
+        **{f"{suffix}, cloud": cloud_reader(suffix, folder) for suffix in clouds},
         ".3mf, inside": packed_reader(),
         ".pt": checkpoint_reader(folder, inside=False),
         ".pt, inside": checkpoint_reader(folder, inside=True),

@@ -24,10 +24,8 @@ FLOOR = {  # relative error that rounding may cause in any sum, by the dtype of 
     torch.float16: 2**-13,
 }
 TIMES_PLAIN = {  # how often plain torch's error: fp32 rounds in another order, which may cancel less well
-    torch.float64: 4,
-    torch.float32: 4,
-    torch.bfloat16: 2,
-    torch.float16: 2,
+    **dict.fromkeys((torch.float64, torch.float32), 4),
+    **dict.fromkeys((torch.bfloat16, torch.float16), 2),
 }
 
 
@@ -89,7 +87,7 @@ def exact(
     squared = (query[:, None] - points).square().sum(-1)
     apart = squared > 0
     distances = torch.where(apart, torch.where(apart, squared, 1.0).sqrt(), 0.0)
-    logits = _log_kernel(distances, torch.as_tensor(sigma).double(), weighting)
+    logits = log_kernel(distances, torch.as_tensor(sigma).double(), weighting)
     logits = logits.masked_fill(~is_neighbor, -torch.inf)
     if weighting.reduce == "mean":
         largest = logits.detach().amax(1, keepdim=True)
@@ -101,7 +99,8 @@ def exact(
     return (weights @ features).view(*problem.query_points.shape[:-1], features.shape[1])
 
 
-def _log_kernel(distances: Tensor, sigma: Tensor, weighting: Weighting) -> Tensor:
+def log_kernel(distances: Tensor, sigma: float | Tensor, weighting: Weighting) -> Tensor:
+    """Logarithm of the kernel, -inf where that is 0; the support may be a tensor like the distances."""
     match weighting.kernel:
         case "exponential":
             return -distances / sigma
@@ -113,9 +112,9 @@ def _log_kernel(distances: Tensor, sigma: Tensor, weighting: Weighting) -> Tenso
         case "uniform":
             return torch.zeros_like(distances)
         case "compact":
-            inside = distances < weighting.support
-            rest = 1 - (torch.where(inside, distances, 0.0) / weighting.support) ** 2
-            return torch.where(inside, 2 * rest.log(), -torch.inf)
+            rest = 1 - (distances / weighting.support) ** 2
+            inside = (distances < weighting.support) & (rest > 0)
+            return torch.where(inside, 2 * torch.where(inside, rest, 1.0).log(), -torch.inf)
     raise AssertionError(weighting.kernel)
 
 
@@ -143,22 +142,43 @@ def derivatives(
 
     With ``double`` the same numbers go in as fp64. Inputs that a value does not depend on have gradients 0.
     """
-    wider = (lambda t: t.double()) if double else (lambda t: t)
-    leaves = {
-        n: wider(t).detach().clone().requires_grad_()
-        for n, t in zip(INPUTS, problem[:3] + at[:1], strict=True)
-    }
-    grad = wider(at.grad).detach().clone().requires_grad_()
-    inputs = list(leaves.values())
-    value = function(problem._replace(**{n: leaves[n] for n in INPUTS[:3]}), leaves["sigma"])
-    unused = {"allow_unused": True, "materialize_grads": True}
-    first = torch.autograd.grad(value, inputs, grad, create_graph=True, **unused)
-    directed = [(g, wider(d)) for g, d in zip(first, at.directions, strict=True) if g.requires_grad]
-    outputs, directions = zip(*directed, strict=True)
-    second = torch.autograd.grad(outputs, [grad, *inputs], directions, **unused)
-    named = {"aggregated": value}
-    named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
-    named |= {f"dd_{n}": g for n, g in zip(("grad", *leaves), second, strict=True)}
+
+    def values(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+        inputs = problem._replace(**{n: leaves[n] for n in INPUTS[:3]})
+        return {"aggregated": function(inputs, leaves["sigma"])}
+
+    leaves, directions = (dict(zip(INPUTS, t, strict=True)) for t in (problem[:3] + at[:1], at.directions))
+    return all_derivatives(values, leaves, [at.grad], directions, double=double)
+
+
+def all_derivatives(
+    function: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    inputs: dict[str, Tensor],
+    upstream: list[Tensor],
+    directions: dict[str, Tensor],
+    *,
+    double: bool = False,
+    device: str | None = None,
+) -> dict[str, Tensor]:
+    """The same of a function with several outputs, of inputs by name; None is the device of the inputs."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device, torch.float64 if double else tensor.dtype)
+
+    leaves = {n: moved(t).requires_grad_() for n, t in inputs.items()}
+    grads = [moved(t).requires_grad_() for t in upstream]
+    named = function(leaves)
+    values, of = list(named.values()), list(leaves.values())
+    if any(v.requires_grad for v in values):
+        unused = {"allow_unused": True, "materialize_grads": True}
+        first = torch.autograd.grad(values, of, grads, create_graph=True, **unused)
+        names = ["grad"] if len(values) == 1 else [f"grad_{n}" for n in named]
+        named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
+        pairs = [(g, moved(directions[n])) for n, g in zip(leaves, first, strict=True) if g.requires_grad]
+        if pairs:
+            outputs, along = zip(*pairs, strict=True)
+            second = torch.autograd.grad(outputs, [*grads, *of], along, **unused)
+            named |= {f"dd_{n}": g for n, g in zip([*names, *leaves], second, strict=True)}
     return {n: t.detach() for n, t in named.items()}
 
 

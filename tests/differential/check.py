@@ -11,7 +11,7 @@ import pointproj
 from pointproj import NeighborList, Neighbors
 from tests.differential.draw import NAMES, Call, laid_out
 from tests.differential.truth import ExpectedPairs, Formula, find_pairs
-from tests.oracle import assert_close
+from tests.oracle import all_derivatives, assert_close
 
 ROUNDINGS = 4  # units in the last place that each step of a formula with noise is off, at most
 # The derivative of a mean by a weight is f / total - mean / total. Each term comes from an exponential (2
@@ -55,7 +55,9 @@ class Expected:
         return made
 
     def derived(self, function: Callable, *, double: bool = False, device: str = "cpu") -> Outputs:
-        return derivatives(function, self.call.leaves, self.upstream, self.directions, double, device)
+        given = self.call.leaves, self.upstream, self.directions
+        made = all_derivatives(function, *given, double=double, device=device)
+        return {n: t.cpu() for n, t in made.items()}
 
     def with_noise(self) -> list[Outputs]:
         """The same after errors of rounding in each step, of the narrowest dtype that it may run in."""
@@ -69,37 +71,6 @@ class Expected:
                 formula = Formula(self.call, self.pairs, (seed, size))
                 self.noisy.append(self.derived(formula, double=True))
         return self.noisy
-
-
-def derivatives(
-    function: Callable[[dict[str, Tensor]], Outputs],
-    inputs: dict[str, Tensor],
-    upstream: list[Tensor],
-    directions: dict[str, Tensor],
-    double: bool,
-    device: str,
-) -> Outputs:
-    """Values, gradients and gradients of the gradients by name, on the CPU."""
-
-    def moved(tensor: Tensor) -> Tensor:
-        return (tensor.double() if double else tensor).detach().to(device)
-
-    leaves = {n: moved(t).requires_grad_() for n, t in inputs.items()}
-    grads = [moved(t).requires_grad_() for t in upstream]
-    values = function(leaves)
-    unused = {"allow_unused": True, "materialize_grads": True}
-    named = dict(values)
-    if any(v.requires_grad for v in values.values()):
-        of = list(leaves.values())
-        first = torch.autograd.grad(list(values.values()), of, grads, create_graph=True, **unused)
-        named |= {f"d_{n}": g for n, g in zip(leaves, first, strict=True)}
-        pairs = [(g, moved(directions[n])) for n, g in zip(leaves, first, strict=True) if g.requires_grad]
-        if pairs:
-            outputs, along = zip(*pairs, strict=True)
-            second = torch.autograd.grad(outputs, [*grads, *of], along, **unused)
-            names = [*(f"grad_{n}" for n in values), *leaves]
-            named |= {f"dd_{n}": g for n, g in zip(names, second, strict=True)}
-    return {n: t.detach().cpu() for n, t in named.items()}
 
 
 class Runner:
@@ -136,15 +107,9 @@ class Runner:
         return self.compared(neighbors)
 
     def weighting(self, leaves: dict[str, Tensor]) -> dict:
-        call = self.call
-        return {
-            "sigma": leaves.get("sigma", call.sigma),
-            "kernel": call.kernel,
-            "reduce": call.reduce,
-            "power": call.power,
-            "eps": call.eps,
-            "reference_weights": leaves.get("reference_weights"),
-        }
+        options = {name: getattr(self.call, name) for name in ("kernel", "reduce", "power", "eps")}
+        sigma, weights = leaves.get("sigma", self.call.sigma), leaves.get("reference_weights")
+        return {"sigma": sigma, "reference_weights": weights, **options}
 
     def given_rows(self) -> Tensor:
         query, points = (self.call.leaves[n] for n in NAMES)
@@ -244,9 +209,8 @@ def check(expected: Expected, backend: str, device: str = "cpu") -> Outcome:
 
 def _compare(name: str, got: Tensor, expected: Expected, outcome: Outcome) -> None:
     exact, plain = expected.exact[name], expected.plain[name]
-    if name == "aggregated" and torch.equal(
-        got.isnan(), exact.isnan()
-    ):  # rows of queries that are not finite
+    # Rows of queries that are not finite.
+    if name == "aggregated" and torch.equal(got.isnan(), exact.isnan()):
         got, exact, plain = (t.where(~exact.isnan(), 0.0) for t in (got, exact, plain))
     largest = exact.abs().amax() if exact.numel() else 0.0
     # Weights of neighbours that do not count may be as large as the dtype has numbers; second derivatives

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.specification import reference
+from pointproj.ops.specification.reference import Weighting
 from tests.differential.draw import NAMES, OF_FEATURES, Call
+from tests.oracle import log_kernel
 
 
 class ExpectedPairs(NamedTuple):
@@ -171,23 +173,11 @@ class Formula:
         return self.rounded(logits).exp() * own
 
     def log_kernel(self, distances: Tensor, sigma: float | Tensor) -> Tensor:
-        call = self.call
-        match call.kernel:
-            case "exponential":
-                return -distances / sigma
-            case "gaussian":
-                return -((distances / sigma) ** 2) / 2
-            case "inverse_distance":
-                apart = distances > call.eps
-                return -call.power * torch.where(apart, distances, call.eps).log()
-            case "uniform":
-                return torch.zeros_like(distances)
-        radius = call.radius
-        if isinstance(radius, Tensor):
-            radius = radius.reshape(-1)[self.pairs.query].to(distances.dtype)
-        rest = 1 - (distances / radius) ** 2
-        inside = rest > 0
-        return torch.where(inside, 2 * torch.where(inside, rest, 1.0).log(), -torch.inf)
+        call, support = self.call, self.call.radius
+        if isinstance(support, Tensor):
+            support = support.reshape(-1)[self.pairs.query].to(distances.dtype)
+        weighting = Weighting(call.kernel, power=call.power, eps=call.eps, support=support)
+        return log_kernel(distances, sigma, weighting)
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over the pairs of each query."""

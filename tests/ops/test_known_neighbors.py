@@ -31,26 +31,14 @@ def test_known_neighbors_change_no_result(name: str, where: Where):
 
 
 def test_rows_that_do_not_exist_are_no_neighbours(where: Where):
-    problem = by_id("plain").problem(where.device)
-    points = problem.query_points, problem.reference_points, problem.features
-    known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
-    known[::2, 2:] = -1
-    aggregated = pointproj.knn_aggregate(*points, 4, backend=where.backend, neighbor_indices=known)
-    of_two = pointproj.knn_aggregate(*points, 2, backend=where.backend)
-    of_four = pointproj.knn_aggregate(*points, 4, backend=where.backend)
-    assert_close("two", aggregated[::2], of_two[::2])
-    assert_close("four", aggregated[1::2], of_four[1::2])
-
-
-def test_rows_that_do_not_exist_may_come_in_between(where: Where):
+    """Wherever they stand in the list."""
     points = by_id("plain").problem(where.device)[:3]
     known = pointproj.knn(*points[:2], 4, backend=where.backend)[1]
-    known[::2, 1], known[1::3, 2] = -1, -1
-    got, expected = (
-        pointproj.knn_aggregate(*points, 4, backend=backend, neighbor_indices=known)
-        for backend in (where.backend, "torch")
-    )
-    assert_close("aggregated", got, expected)
+    known[::2] = torch.nn.functional.pad(known[::2, :2], (0, 2), value=-1)[:, [0, 2, 1, 3]]
+    aggregated = pointproj.knn_aggregate(*points, 4, backend=where.backend, neighbor_indices=known)
+    for first, count in ((0, 2), (1, 4)):
+        expected = pointproj.knn_aggregate(*points, count, backend=where.backend)
+        assert_close(f"{count} neighbours", aggregated[first::2], expected[first::2])
 
 
 def test_wrong_neighbors_are_refused():

@@ -35,29 +35,23 @@ def _assert_distances(distances: Tensor, queries: Tensor, points: Tensor, rows: 
 
 
 @pytest.mark.parametrize("kind", ["lattice", "clustered", "fp64"])
-def test_long_lists(kind: str, device: str, backend: Backend):
+def test_long_lists_and_many_of_the_nearest(kind: str, device: str, backend: Backend):
     points = _points(kind).to(device)
     radius = 1.5 if kind == "lattice" else 0.4
     for queries in (points, points[:77] + 0.01):  # themselves in the order of their cells, and others
         tables = backend.build_index(points, None, 1, radius)
-        expected, all_within = reference.radius_search(queries, points, radius, max(COUNTS))
+        clouds = Clouds(queries, None, points, None, 1)
+        within, all_within = reference.radius_search(queries, points, radius, max(COUNTS))
+        nearest = reference.knn_search(queries, points, 129)
         for k in COUNTS:
-            clouds = Clouds(queries, None, points, None, 1)
             distances, rows, counts = backend.radius_search(clouds, tables, radius, k)
-            assert torch.equal(rows, expected[:, :k]), k
-            _assert_distances(distances, queries[:, None], points, rows)
             assert torch.equal(counts, all_within)
-
-
-@pytest.mark.parametrize("kind", ["lattice", "clustered", "fp64"])
-def test_many_of_the_nearest(kind: str, device: str, backend: Backend):
-    points = _points(kind).to(device)
-    for queries in (points, points[:77] + 0.01):
-        clouds, expected = Clouds(queries, None, points, None, 1), reference.knn_search(queries, points, 129)
-        for k in (16, 17, 32, 33, 64, 65, 128, 129):
-            distances, rows = backend.nearest(clouds, None, k, torch.int64)
-            assert torch.equal(rows, expected[:, :k]), k
-            _assert_distances(distances, queries[:, None], points, rows)
+            found = [(distances, rows, within)]
+            if 16 <= k <= 129:
+                found.append((*backend.nearest(clouds, None, k, torch.int64), nearest))
+            for distances, rows, expected in found:
+                assert torch.equal(rows, expected[:, :k]), k
+                _assert_distances(distances, queries[:, None], points, rows)
 
 
 @pytest.mark.parametrize("length", [1, 32, 33, 64, 65, 128, 129, 300, 900])

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import pointproj
+from pointproj.benchmark.cases import Problem
 from pointproj.ops import registry
 from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.backends.native import build, compiler
 from pointproj.ops.registry import load
 from pointproj.ops.specification.reference import DEFAULT
-from tests.oracle import INPUTS
+from tests.oracle import INPUTS, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,11 +69,7 @@ def test_without_a_compiler(nothing_built: Path, monkeypatch: pytest.MonkeyPatch
     ids=["too-old", "newer-than-torch", "no-version", "missing", "suitable", "older-than-torch"],
 )
 def test_cuda_toolkit(
-    said: str | None,
-    reason: str | None,
-    nothing_built: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    said: str | None, reason: str | None, nothing_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(build, "architectures_here", lambda: ("90",))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -375,10 +371,7 @@ def test_several_upstream_gradients_at_once(operator: str):
     query, points, features = (torch.rand(*shape, requires_grad=True) for shape in ((9, 3), (12, 3), (12, 5)))
     sigma = torch.tensor(0.2, requires_grad=True)
     inputs = query, points, features, sigma
-    if operator == "knn":
-        made = pointproj.knn_aggregate(*inputs[:3], 3, sigma=sigma, backend="native")
-    else:
-        made = pointproj.radius_aggregate(*inputs[:3], 0.5, sigma=sigma, backend="native")
+    made = run(operator, Problem(*inputs[:3]), 3 if operator == "knn" else 0.5, sigma, backend="native")
     upstream = torch.rand(2, *made.shape)
     got = torch.autograd.grad(made, inputs, upstream, is_grads_batched=True, retain_graph=True)
     for element, grad in enumerate(upstream):

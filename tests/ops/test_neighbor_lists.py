@@ -17,6 +17,7 @@ from tests.oracle import assert_close
 pytestmark = pytest.mark.operators("radius")
 RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]
 BATCHES = ("odd-sizes", "dense", "ragged-with-empty-clouds", "fp64")
+forms = pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
 
 
 @pytest.mark.parametrize("case", RADIUS_CASES)
@@ -68,12 +69,11 @@ def test_an_index_gives_the_same(name: str, lists: Callable, where: Where):
     index = pointproj.build_index(
         problem.reference_points, radius=2 * case.radius, backend=where.backend, reference_offsets=offsets
     )
-    without, given = (lists(problem, case.radius, max_neighbors=4, index=i) for i in (None, index))
-    assert torch.equal(without.indices, given.indices)
-    assert torch.equal(without.counts, given.counts)
-    without, given = (lists(problem, case.radius, capacity=None, index=i) for i in (None, index))
-    assert torch.equal(without.indices, given.indices)
-    assert torch.equal(without.row_splits, given.row_splits)
+    for form in ({"max_neighbors": 4}, {"capacity": None}):
+        without, given = (lists(problem, case.radius, index=i, **form) for i in (None, index))
+        assert torch.equal(without.indices, given.indices)
+        rows = "counts" if isinstance(given, Neighbors) else "row_splits"
+        assert torch.equal(getattr(without, rows), getattr(given, rows))
 
 
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
@@ -160,29 +160,23 @@ def test_gradients_of_distances(box: tuple | None):
     query, points = query[:11].clone().requires_grad_(), points[:40].clone().requires_grad_()
     radius = 1.05
 
-    def padded(query: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        found = radius_neighbors(
-            query, points, radius, max_neighbors=5, displacements=True, box=box, backend="torch"
-        )
-        apart = (found.indices >= 0) & (found.distances > 0)
-        return torch.where(apart, found.distances, 0.0), found.displacements
+    for form in ({"max_neighbors": 5}, {"capacity": 300}):
 
-    def listed(query: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-        found = radius_neighbors(
-            query, points, radius, capacity=300, displacements=True, box=box, backend="torch"
-        )
-        apart = (found.indices >= 0) & (found.distances > 0)
-        return torch.where(apart, found.distances, 0.0), found.displacements
+        def search(query: Tensor, points: Tensor, form: dict = form) -> tuple[Tensor, Tensor]:
+            found = radius_neighbors(
+                query, points, radius, displacements=True, box=box, backend="torch", **form
+            )
+            apart = (found.indices >= 0) & (found.distances > 0)
+            return torch.where(apart, found.distances, 0.0), found.displacements
 
-    for function in (padded, listed):
-        assert torch.autograd.gradcheck(function, (query, points), fast_mode=True)
-        assert torch.autograd.gradgradcheck(function, (query, points), fast_mode=True)
+        assert torch.autograd.gradcheck(search, (query, points), fast_mode=True)
+        assert torch.autograd.gradgradcheck(search, (query, points), fast_mode=True)
     found = radius_neighbors(points, points, radius, max_neighbors=3, backend="torch")
     d_points = torch.autograd.grad(found.distances[:, 0].sum(), points)[0]
     assert torch.equal(d_points, torch.zeros_like(points))
 
 
-@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+@forms
 @pytest.mark.parametrize("name", BATCHES)
 def test_gradients_are_those_of_displacements(form: dict, name: str, lists: Callable, where: Where):
     """Distances come from the search, displacements from torch: their lengths are the same function."""
@@ -207,7 +201,7 @@ def test_gradients_are_those_of_displacements(form: dict, name: str, lists: Call
         assert_close(name, got, wanted)
 
 
-@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+@forms
 def test_gradients_in_chunks(form: dict, monkeypatch: pytest.MonkeyPatch):
     points = [p.clone().requires_grad_() for p in by_id("fp64").problem()[:2]]
 
@@ -223,7 +217,7 @@ def test_gradients_in_chunks(form: dict, monkeypatch: pytest.MonkeyPatch):
         assert_close("gradient", in_chunks, whole)
 
 
-@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])
+@forms
 @pytest.mark.parametrize("name", ["plain", "dense", "ragged"])
 def test_compiled_equals_eager(form: dict, name: str, lists: Callable, where: Where):
     torch._dynamo.reset()

@@ -200,30 +200,26 @@ def test_reduced_matmul_precision_changes_nothing(operator: str, where: Where):
 
 
 def _strided(t: Tensor) -> Tensor:
-    wide = torch.full((*t.shape[:-1], 2 * t.shape[-1]), torch.nan, dtype=t.dtype, device=t.device)
-    wide[..., ::2] = t
+    wide = torch.stack([t, torch.full_like(t, torch.nan)], -1).flatten(-2)
     return wide[..., ::2]
 
 
-def _transposed(t: Tensor) -> Tensor:
-    return t.mT.contiguous().mT
-
-
 def _sliced(t: Tensor) -> Tensor:
-    padded = torch.full((t.shape[0] + 4, t.shape[1] + 3), torch.nan, dtype=t.dtype, device=t.device)
-    padded[3:-1, 2:-1] = t
-    return padded[3:-1, 2:-1]
-
-
-def _every_other_row(t: Tensor) -> Tensor:
-    return t.repeat_interleave(2, dim=0)[::2]
+    return torch.nn.functional.pad(t, (2, 1, 3, 1), value=torch.nan)[3:-1, 2:-1]
 
 
 def _misaligned(t: Tensor) -> Tensor:
     """Contiguous, but one element off the start of its memory: wide loads must not assume alignment."""
-    flat = torch.full((t.numel() + 1,), torch.nan, dtype=t.dtype, device=t.device)
-    flat[1:] = t.flatten()
-    return flat[1:].view(t.shape)
+    return torch.nn.functional.pad(t.flatten(), (1, 0), value=torch.nan)[1:].view(t.shape)
+
+
+LAYOUTS = {
+    "strided": _strided,
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "sliced": _sliced,
+    "every other row": lambda t: t.repeat_interleave(2, dim=0)[::2],
+    "misaligned": _misaligned,
+}
 
 
 @operators
@@ -234,14 +230,14 @@ def test_memory_layout_changes_nothing(operator: str, name: str, where: Where):
     at = probe(problem, case.sigma)
     expected = _derivatives(operator, problem, case, where, at)
     neighborhood = case.neighborhood(operator)
-    for layout in (_strided, _transposed, _sliced, _every_other_row, _misaligned):
-        leaves = [layout(t).detach().requires_grad_() for t in problem[:3]]
+    for layout, laid in LAYOUTS.items():
+        leaves = [laid(t).detach().requires_grad_() for t in problem[:3]]
         laid_out = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
         aggregated = run(operator, laid_out, neighborhood, at.sigma, backend=where.backend)
-        gradients = torch.autograd.grad(aggregated, leaves, layout(at.grad))
-        assert_close(f"aggregated, {layout.__name__}", aggregated, expected["aggregated"])
+        gradients = torch.autograd.grad(aggregated, leaves, laid(at.grad))
+        assert_close(f"aggregated, {layout}", aggregated, expected["aggregated"])
         for n, got in zip(INPUTS, gradients, strict=False):
-            assert_close(f"d_{n}, {layout.__name__}", got, expected[f"d_{n}"])
+            assert_close(f"d_{n}, {layout}", got, expected[f"d_{n}"])
 
 
 @operators

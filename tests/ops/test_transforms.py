@@ -18,14 +18,9 @@ NAMES = ("query_points", "reference_points", "features")
 
 @pytest.fixture(params=["knn", "radius"])
 def operator(request: pytest.FixtureRequest, where: Where) -> Callable[..., Tensor]:
-
-    def knn(*inputs: Tensor) -> Tensor:
-        return pointproj.knn_aggregate(*inputs, 4, backend=where.backend)
-
-    def radius(*inputs: Tensor) -> Tensor:
-        return pointproj.radius_aggregate(*inputs, 0.7, backend=where.backend)
-
-    return {"knn": knn, "radius": radius}[request.param]
+    if request.param == "knn":
+        return lambda *inputs: pointproj.knn_aggregate(*inputs, 4, backend=where.backend)
+    return lambda *inputs: pointproj.radius_aggregate(*inputs, 0.7, backend=where.backend)
 
 
 def test_one_cloud(operator: Callable, where: Where):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ CHOSEN = f"test_triton_kernels or test_narrow_mlp or triton-cpu and ({OF_BACKEND
 OF_OPS = ("operators", "weightings", "triton_kernels")
 FILES = (*(f"tests/ops/test_{name}.py" for name in OF_OPS), "tests/nn/test_narrow_mlp.py")
 
+COUNTED = Case("", uniform(6, 10), k=3, radius=0.9, channels=5)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
 )
@@ -59,65 +61,64 @@ def test_kernels_by_the_interpreter():
     assert int(re.search(r"(\d+) passed", ended.stdout)[1]) > 30
 
 
+def _flops(function: Callable[[], object]) -> dict[str, int]:
+    """Of 6 queries, 10 points, 5 channels, k = 3: 18 pairs, or 60 within any radius."""
+    function()  # a counter knows the operators that were there when it was made
+    with FlopCounterMode(display=False) as counter:
+        function()
+    counts = counter.get_flop_counts()["Global"]
+    return {str(name).removeprefix("pointproj.triton_"): count for name, count in counts.items()}
+
+
 @needs_triton
-class TestFlops:
-    """Counted by hand for 6 queries, 10 points, 5 channels, k = 3: 18 pairs, or 60 within any radius."""
-
-    CASE = Case("", uniform(6, 10), k=3, radius=0.9, channels=5)
-
-    def _counted(self, function) -> dict[str, int]:
-        function()  # a counter knows the operators that were there when it was made
-        with FlopCounterMode(display=False) as counter:
-            function()
-        counts = counter.get_flop_counts()["Global"]
-        return {str(name).removeprefix("pointproj.triton_"): count for name, count in counts.items()}
-
-    def test_knn(self):
-        problem = self.CASE.problem()
-
-        def function() -> None:
-            features = problem.features.clone().requires_grad_()
-            run("knn", problem._replace(features=features), 3, 0.1, backend="triton").sum().backward()
-
-        assert self._counted(function) == {
+@pytest.mark.parametrize(
+    ("operator", "leaves", "expected"),
+    [
+        ("knn", ["features"], {
             "search": 18 * 8,
             "aggregate_neighbors": 18 * (8 + 2 * 5),
             "aggregate_neighbors_backward": 18 * 2 * 5,
-        }
-
-    def test_radius(self):
-        problem = self.CASE.problem()
-
-        def function() -> None:
-            leaves = [t.clone().requires_grad_() for t in problem[:3]]
-            every = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
-            run("radius", every, 0.9, 0.1, backend="triton").sum().backward()
-
-        assert self._counted(function) == {
+        }),
+        ("radius", INPUTS[:3], {
             "radius_aggregate": 60 * (8 + 2 * 5),
             "radius_aggregate_backward": 60 * (2 * 5 + 2 * 5 + 8),
-        }
+        }),
+    ],
+    ids=["knn", "radius"],
+)  # fmt: skip
+def test_flops(operator: str, leaves: list[str], expected: dict[str, int]):
+    problem = COUNTED.problem()
 
-    def test_second_backward(self):
-        problem = self.CASE.problem()
+    def function() -> None:
+        given = problem._replace(**{n: getattr(problem, n).clone().requires_grad_() for n in leaves})
+        run(operator, given, COUNTED.neighborhood(operator), 0.1, backend="triton").sum().backward()
 
-        def function() -> None:
-            query_points = problem.query_points.clone().requires_grad_()
-            field = run("knn", problem._replace(query_points=query_points), 3, 0.1, backend="triton")
-            (slope,) = torch.autograd.grad(field.sum(), query_points, create_graph=True)
-            slope.square().sum().backward()
+    assert _flops(function) == expected
 
-        assert self._counted(function) == {
-            "search": 18 * 8,
-            "aggregate_neighbors": 18 * (8 + 2 * 5),
-            "aggregate_neighbors_backward": 18 * (2 * 5 + 8),
-            "aggregate_neighbors_second_backward": 18 * (8 + 10 * 5),
-        }
 
-    def test_dense_clouds_have_no_pairs_between_them(self):
-        problem = Case("", uniform(6, 10), channels=5, batch=2).problem()
-        counted = self._counted(lambda: run("radius", problem, 0.9, 0.1, backend="triton"))
-        assert counted == {"radius_aggregate": 30 * (8 + 2 * 5)}
+@needs_triton
+def test_flops_of_a_second_backward():
+    problem = COUNTED.problem()
+
+    def function() -> None:
+        query_points = problem.query_points.clone().requires_grad_()
+        field = run("knn", problem._replace(query_points=query_points), 3, 0.1, backend="triton")
+        (slope,) = torch.autograd.grad(field.sum(), query_points, create_graph=True)
+        slope.square().sum().backward()
+
+    assert _flops(function) == {
+        "search": 18 * 8,
+        "aggregate_neighbors": 18 * (8 + 2 * 5),
+        "aggregate_neighbors_backward": 18 * (2 * 5 + 8),
+        "aggregate_neighbors_second_backward": 18 * (8 + 10 * 5),
+    }
+
+
+@needs_triton
+def test_dense_clouds_have_no_pairs_between_them():
+    problem = Case("", uniform(6, 10), channels=5, batch=2).problem()
+    counted = _flops(lambda: run("radius", problem, 0.9, 0.1, backend="triton"))
+    assert counted == {"radius_aggregate": 30 * (8 + 2 * 5)}
 
 
 @needs_triton

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -204,18 +204,14 @@ def test_the_first_calls_of_several_threads(tmp_path: Path):
 def test_threads_do_not_share_parameters():
     """While a kernel runs, other threads launch it with arguments of their own."""
     made = [torch.zeros(20_000) for _ in range(4)]
-    errors = []
 
-    def work(value: int) -> None:
+    def work(value: int) -> list[bool]:
+        right = []
         for _ in range(50):
             made[value].zero_()
             Launch(torch.device("cpu"))(fill, 20_000, float(value + 1), made[value])
-            if not bool((made[value] == value + 1).all()):
-                errors.append(value)
+            right.append(bool((made[value] == value + 1).all()))
+        return right
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [[True] * 50] * 4

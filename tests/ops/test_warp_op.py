@@ -24,7 +24,7 @@ from tests.ops.warp_operators import (
     square,
     sum_exp_fourth_power,
 )
-from tests.oracle import assert_close
+from tests.oracle import INPUTS, assert_close
 
 
 def test_values_and_gradient_through_warps_reverse_mode(device: str):
@@ -207,24 +207,19 @@ def test_traced_without_gradients_and_then_differentiated(tracer: str, device: s
     def within(*inputs: Tensor) -> Tensor:
         return pointproj.radius_aggregate(*inputs, 0.4, backend="warp")
 
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return within(*inputs)
+
     if tracer == "make_fx":
         traced = make_fx(within)(*inputs)
     elif tracer == "jit":
         traced = torch.jit.trace(within, inputs, check_trace=False)
     else:
-
-        class Module(torch.nn.Module):
-            def forward(self, *inputs: Tensor) -> Tensor:
-                return within(*inputs)
-
         traced = torch.export.export(Module(), tuple(inputs)).module()
     leaves = [t.clone().requires_grad_() for t in inputs]
     upstream = torch.randn(70, 3, device=device)
     expected = torch.autograd.grad(within(*leaves), leaves, upstream)
-    for name, got, want in zip(
-        ("query_points", "reference_points", "features"),
-        torch.autograd.grad(traced(*leaves), leaves, upstream),
-        expected,
-        strict=True,
-    ):
-        assert_close(name, got, want)
+    got = torch.autograd.grad(traced(*leaves), leaves, upstream)
+    for name, one, want in zip(INPUTS[:3], got, expected, strict=True):
+        assert_close(name, one, want)

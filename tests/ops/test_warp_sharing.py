@@ -14,9 +14,7 @@ LONG = 1_000_000_000  # clock cycles: about half a second, far more than launchi
 def test_warp_writes_into_torch_memory(device: str):
     whole = torch.arange(12.0, device=device).view(6, 2)
     Launch(torch.device(device))(double_in_place, 3, whole[::2, 1])
-    expected = torch.arange(12.0).view(6, 2)
-    expected[::2, 1] *= 2
-    assert torch.equal(whole.cpu(), expected)
+    assert whole.flatten().tolist() == [0, 2, 2, 3, 4, 10, 6, 7, 8, 18, 10, 11]
 
 
 def test_torch_sees_the_memory_of_a_warp_array(device: str):
