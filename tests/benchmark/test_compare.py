@@ -1,6 +1,5 @@
 """Two result files are compared row by row."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,83 +8,63 @@ from pointproj.benchmark import compare
 from pointproj.benchmark.results import FAILED, write_rows
 from tests.benchmark.rows import row
 
-
-def before() -> list:
-    return [
-        row(p50_ms=1.0),
-        row(mode="forward", p50_ms=2.0),
-        row(workload="w2", operator="radius", k=None, radius=0.1, implementation="native", p50_ms=4.0),
-        row(mode="knn", p50_ms=0.5),
-        row(mode="build", p50_ms=0.1),
-        row(mode="search", status=FAILED, p50_ms=None),
-    ]
-
-
-def after() -> list:
-    rows = [
-        row(
-            workload="w2",
-            operator="radius",
-            k=None,
-            radius=0.1,
-            implementation="native",
-            p50_ms=2.0,
-            commit="def",
-        ),
-        row(mode="forward", p50_ms=2.06, commit="def"),
-        row(p50_ms=1.1, commit="def"),
-        row(mode="knn", status=FAILED, p50_ms=None, note="OutOfMemoryError", commit="def"),
-        row(mode="operator", p50_ms=0.2, commit="def"),
-    ]
-    return [dataclasses.replace(of, date="2026-02-03T00:00:00+00:00") for of in rows]
+W2 = {"workload": "w2", "operator": "radius", "k": None, "radius": 0.1, "implementation": "native"}
+BEFORE = [
+    row(p50_ms=1.0),
+    row(mode="forward", p50_ms=2.0),
+    row(**W2, p50_ms=4.0),
+    row(mode="knn", p50_ms=0.5),
+    row(mode="build", p50_ms=0.1),
+    row(mode="search", status=FAILED, p50_ms=None),
+]
+AFTER = [
+    row(**{"commit": "def", "date": "2026-02-03T00:00:00+00:00", **of})
+    for of in (
+        {**W2, "p50_ms": 2.0},
+        {"mode": "forward", "p50_ms": 2.06},
+        {"p50_ms": 1.1},
+        {"mode": "knn", "status": FAILED, "p50_ms": None, "note": "OutOfMemoryError"},
+        {"mode": "operator", "p50_ms": 0.2},
+    )
+]
 
 
-def test_the_slowest_row_comes_first_and_is_flagged():
-    text = compare.report(before(), after())
-    table = text.partition("| row |")[2].partition("Timed before")[0]
-    assert table.strip().splitlines()[2:] == [
+def test_the_slowest_row_comes_first_and_rows_that_lost_their_time_are_listed():
+    text = compare.report(BEFORE, AFTER)
+    shown, _, lost = text.partition("| row |")[2].partition("Timed before, but not after:")
+    assert shown.strip().splitlines()[2:] == [
         "| w1 knn, 100,000 points, warp, step, captured | 1 | 1.1 | 1.100 | slower |",
         "| w1 knn, 100,000 points, warp, forward, captured | 2 | 2.06 | 1.030 |  |",
         "| w2 radius, 100,000 points, native, step, captured | 4 | 2 | 0.500 |  |",
     ]
-
-
-def test_summary_is_by_workload_and_implementation():
-    text = compare.report(before(), after())
-    assert "| w1, warp | 2 | 1.064 | 1.100 | 1 |" in text
-    assert "| w2, native | 1 | 0.500 | 0.500 | 0 |" in text
-    assert "| all | 3 | 0.827 | 1.100 | 1 |" in text
-    assert "Before: NVIDIA H200, commit abc, 2026" in text
-    assert "After: NVIDIA H200, commit def, 2026" in text
-
-
-def test_rows_that_lost_their_time_are_listed():
-    lines = compare.report(before(), after()).partition("Timed before, but not after:")[2].split("\n")
-    assert [line for line in lines if line] == [
+    assert lost.strip().splitlines() == [
         "- w1 knn, 100,000 points, warp, knn, captured (failed: OutOfMemoryError)",
         "- w1 knn, 100,000 points, warp, build, captured (no such row)",
     ]
+    for line in (
+        *("| w1, warp | 2 | 1.064 | 1.100 | 1 |", "| w2, native | 1 | 0.500 | 0.500 | 0 |"),
+        *("| all | 3 | 0.827 | 1.100 | 1 |", "Before: NVIDIA H200, commit abc, 2026"),
+        "After: NVIDIA H200, commit def, 2026",
+    ):
+        assert line in text
 
 
-def test_rows_differ_by_every_size():
+def test_rows_differ_by_every_size_and_are_of_one_commit():
     for change in ({"references": 10}, {"queries": 10}, {"k": 8}, {"dtype": "float64"}, {"channels": 3}):
         with pytest.raises(
             ValueError, match="expected rows with a time in both files; of 1 before and 1 after"
         ):
             compare.report([row()], [row(**change)])
-
-
-def test_files_of_several_commits_are_refused():
     with pytest.raises(ValueError, match="expected results of one run, got those of commit abc"):
         compare.report([row(), row(mode="knn", commit="def")], [row()])
 
 
 def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture):
     files = [str(tmp_path / name) for name in ("before.csv", "after.csv")]
-    write_rows(files[0], before())
-    write_rows(files[1], after())
+    write_rows(files[0], BEFORE)
+    write_rows(files[1], AFTER)
     compare.main(files)
-    assert capsys.readouterr().out == compare.report(before(), after()) + "\n"
+    assert capsys.readouterr().out == compare.report(BEFORE, AFTER) + "\n"
     with pytest.raises(SystemExit):
         compare.main([files[0], str(tmp_path / "absent.csv")])
     assert "absent.csv" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.implementations import FoundPairs, Implementation, padded_pairs
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import PEERS
-from pointproj.benchmark.results import MISSING, OK, WRONG, Row
+from pointproj.benchmark.results import MISSING, OK, WRONG
 from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import entries
 from pointproj.benchmark.workloads import (
@@ -33,18 +33,13 @@ CPU = torch.device("cpu")
 ANY = Implementation("any", "", {})
 
 
-def named(name: str, finds: str) -> Implementation:
-    return next(peer for peer in PEERS if peer.name == name and finds in peer.find)
-
-
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchConfig:
     """Few and small clouds, on the CPU, measured shortly."""
 
     def small(config: BenchConfig, device_type: str):
         for size in config.sizes:
-            make_inputs = partial(list_inputs, uniform(size))
-            yield Workload("lists_uniform", "radius", OF_LISTS, make_inputs)
+            yield Workload("lists_uniform", "radius", OF_LISTS, partial(list_inputs, uniform(size)))
 
     monkeypatch.setattr("pointproj.benchmark.run.workloads", small)
     few = {"device": "cpu", "workloads": ["lists"], "sizes": [200], "budget_s": 0.01}
@@ -77,160 +72,148 @@ def peers_of_the_cpu() -> list:
     ]
 
 
-class TestRun:
-    def test_rows_say_what_was_asked_and_what_was_returned(self, config: BenchConfig):
-        rows = run_benchmark(dataclasses.replace(config, peers=["scipy cKDTree"]))
-        assert [(r.workload, r.implementation, r.mode, r.status) for r in rows] == [
-            ("lists_uniform", "torch", "padded", OK),
-            ("lists_uniform", "torch", "csr", OK),
-            ("lists_uniform", "scipy cKDTree", "padded", OK),
-            ("lists_uniform", "scipy cKDTree", "csr", OK),
-            ("lists_uniform", "pointproj", "aggregate_padded", OK),
-            ("lists_uniform", "pointproj", "aggregate_csr", OK),
-        ], [r.note for r in rows]
-        assert all(r.parity_error < 1e-5 and r.p50_ms > 0 for r in rows)
-        assert [(r.operator, r.queries, r.k, r.channels) for r in rows[:2] + rows[4:5]] == [
-            ("radius", 200, 32, 1),
-            ("radius", 200, None, 1),
-            ("radius", 200, 32, 25),
-        ]
-        assert rows[0].radius == rows[5].radius > 0
-        assert [r.note for r in rows[1:3]] == ["", "no counts"]
-
-    def test_wrong_list_gets_no_time(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
-        right = named("scipy cKDTree", "padded")
-        less = {"padded": lambda inputs: right.find["padded"](inputs._replace(k=31))}
-        wrong = dataclasses.replace(right, find=less)
-        monkeypatch.setattr(peers, "PEERS", [wrong])
-        only = {"backends": [], "modes": ["padded"]}
-        (result,) = run_benchmark(dataclasses.replace(config, **only))
-        assert (result.status, result.p50_ms, result.parity_error) == (WRONG, None, float("inf"))
-
-    def test_missing_peer_is_a_row_that_says_so(self, config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
-        right = named("scipy cKDTree", "padded")
-        absent = dataclasses.replace(right, imports=("no_such_package",))
-        monkeypatch.setattr(peers, "PEERS", [absent])
-        only = {"backends": [], "modes": ["padded"]}
-        (result,) = run_benchmark(dataclasses.replace(config, **only))
-        assert (result.mode, result.execution, result.status) == ("padded", "-", MISSING)
-        assert "No module named 'no_such_package'" in result.note
-
-    def test_brute_force_that_takes_too_long_is_foreseen(self, config: BenchConfig):
-        only = {"peers": [], "modes": ["csr"], "sizes": [7000], "slowest_call_s": 1e-3}
-        (result,) = run_benchmark(dataclasses.replace(config, **only))
-        assert (result.status, result.p50_ms) == ("skipped", None)
-        assert "more than slowest_call_s=0.001" in result.note
+def test_rows_say_what_was_asked_and_what_was_returned(config: BenchConfig):
+    rows = run_benchmark(dataclasses.replace(config, peers=["scipy cKDTree"]))
+    assert [(r.workload, r.implementation, r.mode, r.status) for r in rows] == [
+        ("lists_uniform", *of, OK)
+        for of in (
+            *(("torch", "padded"), ("torch", "csr"), ("scipy cKDTree", "padded"), ("scipy cKDTree", "csr")),
+            *(("pointproj", "aggregate_padded"), ("pointproj", "aggregate_csr")),
+        )
+    ], [r.note for r in rows]
+    assert all(r.parity_error < 1e-5 and r.p50_ms > 0 for r in rows)
+    assert [(r.operator, r.queries, r.k, r.channels) for r in rows[:2] + rows[4:5]] == [
+        ("radius", 200, 32, 1),
+        ("radius", 200, None, 1),
+        ("radius", 200, 32, 25),
+    ]
+    assert rows[0].radius == rows[5].radius > 0
+    assert [r.note for r in rows[1:3]] == ["", "no counts"]
 
 
-class TestPlan:
-    def test_sizes_and_executions_are_those_of_the_device(self):
-        config = BenchConfig(workloads=["lists"], backends=["torch", "native"], peers=[])
-
-        def executions(config: BenchConfig, device: str, name: str) -> set[str]:
-            of = next(w for w in workloads(config, device) if w.name == name)
-            rows = [e.measurements for e in entries(config, of, device) if e.implementation.name == "native"]
-            return {execution for measurements in rows for _, execution in measurements}
-
-        assert [w.name for w in workloads(config, "cuda")] == [
-            *("lists_uniform", "lists_surface"),
-            *("lists_crystal", "lists_crystal"),
-        ]
-        assert executions(config, "cuda", "lists_uniform") == {"eager", "captured"}
-        assert executions(config, "cuda", "lists_surface") == {"eager"}
-        assert executions(config, "cpu", "lists_uniform") == {"eager"}
-        named = dataclasses.replace(config, execution=["captured"])
-        assert executions(named, "cuda", "lists_surface") == {"captured"}
-
-    def test_the_radius_holds_about_as_many_as_are_asked_for(self):
-        points = surface(3000)(torch.Generator().manual_seed(0)).float()
-        counts = (torch.cdist(points, points) <= radius_of(points)).sum(1)
-        assert 29 <= counts.median() <= 35
+def test_wrong_list_gets_no_time(config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
+    right = next(peer for peer in PEERS if peer.name == "scipy cKDTree" and "padded" in peer.find)
+    less = {"padded": lambda inputs: right.find["padded"](inputs._replace(k=31))}
+    monkeypatch.setattr(peers, "PEERS", [dataclasses.replace(right, find=less)])
+    (result,) = run_benchmark(dataclasses.replace(config, backends=[], modes=["padded"]))
+    assert (result.status, result.p50_ms, result.parity_error) == (WRONG, None, float("inf"))
 
 
-class TestParity:
-    @pytest.mark.parametrize("peer", peers_of_the_cpu())
-    def test_peers_agree_with_the_reference(self, inputs: Inputs, peer: Implementation):
-        if peer.not_installed():
-            pytest.skip(peer.not_installed())
-        ((mode, find),) = peer.find.items()
-        assert expected_of(inputs).pairs_error(mode, peer.read(find(inputs)), peer) < 1e-5
-
-    def test_error_is_that_of_the_changed_list(self, inputs: Inputs):
-        expected, found = expected_of(inputs), padded(inputs)
-
-        def error(found: FoundPairs) -> float:
-            return expected.pairs_error("padded", found, ANY)
-
-        assert error(found) < 1e-6
-        row = int(expected.rows[0][0])
-        place = (found.queries == row).nonzero()[:, 0]
-        one_less = torch.arange(len(found.queries)) != place[0]
-        assert error(FoundPairs(*(part[one_less] for part in found[:3]))) == float("inf")
-        repeated = found.indices.clone()
-        repeated[place[0]] = repeated[place[1]]
-        assert error(found._replace(indices=repeated)) == float("inf")
-        absent = found.indices.clone()
-        absent[place[0]] = 150
-        assert error(found._replace(indices=absent)) == float("inf")
-        farther = found.distances.clone()
-        farther[place[1]] += 0.045
-        assert error(found._replace(distances=farther)) == pytest.approx(0.1, rel=1e-4)
-        miscounted = found.counts.clone()
-        miscounted[row] -= 1
-        assert error(found._replace(counts=miscounted)) == float("inf")
-
-    def test_the_first_met_need_not_be_the_nearest_but_within_the_radius(self, inputs: Inputs):
-        every = padded(inputs._replace(k=150))
-        rank = torch.arange(len(every.queries)) - torch.searchsorted(every.queries, every.queries)
-        counts = every.counts[every.queries]
-        farthest = FoundPairs(*(part[rank >= counts - inputs.k] for part in every[:3]))
-        any_within = dataclasses.replace(ANY, nearest=False)
-        expected = expected_of(inputs)
-        assert expected.pairs_error("padded", farthest, any_within) < 1e-6
-        assert expected.pairs_error("padded", farthest, ANY) > 0.05
-        distances, indices = knn(*inputs.points, inputs.k, backend="torch")
-        beyond = padded_pairs(indices, distances < torch.inf, distances)
-        nearer = expected_of(inputs._replace(radius=0.2))
-        assert nearer.pairs_error("padded", beyond, any_within) == float("inf")
-
-    def test_a_library_may_leave_out_the_point_itself(self, inputs: Inputs):
-        expected, every = expected_of(inputs), padded(inputs._replace(k=150))
-        others = every.queries != every.indices
-        without = FoundPairs(*(part[others] for part in every[:3]), every.counts - 1)
-        leaves_out = dataclasses.replace(ANY, itself=False)
-        assert expected.pairs_error("csr", without, leaves_out) < 1e-6
-        assert expected.pairs_error("csr", without, ANY) == float("inf")
-        assert expected.pairs_error("csr", every, leaves_out) == float("inf")
+def test_missing_peer_is_a_row_that_says_so(config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
+    right = next(peer for peer in PEERS if peer.name == "scipy cKDTree" and "padded" in peer.find)
+    monkeypatch.setattr(peers, "PEERS", [dataclasses.replace(right, imports=("no_such_package",))])
+    (result,) = run_benchmark(dataclasses.replace(config, backends=[], modes=["padded"]))
+    assert (result.mode, result.execution, result.status) == ("padded", "-", MISSING)
+    assert "No module named 'no_such_package'" in result.note
 
 
-class TestTable:
-    def rows(self) -> list[Row]:
-        uniform = {"workload": "lists_uniform", "operator": "radius", "radius": 0.08, "queries": 10**5}
-        return [
+def test_brute_force_that_takes_too_long_is_foreseen(config: BenchConfig):
+    only = {"peers": [], "modes": ["csr"], "sizes": [7000], "slowest_call_s": 1e-3}
+    (result,) = run_benchmark(dataclasses.replace(config, **only))
+    assert (result.status, result.p50_ms) == ("skipped", None)
+    assert "more than slowest_call_s=0.001" in result.note
+
+
+def test_sizes_and_executions_are_those_of_the_device():
+    config = BenchConfig(workloads=["lists"], backends=["torch", "native"], peers=[])
+
+    def executions(config: BenchConfig, device: str, name: str) -> set[str]:
+        of = next(w for w in workloads(config, device) if w.name == name)
+        rows = [e.measurements for e in entries(config, of, device) if e.implementation.name == "native"]
+        return {execution for measurements in rows for _, execution in measurements}
+
+    assert [w.name for w in workloads(config, "cuda")] == [
+        *("lists_uniform", "lists_surface"),
+        *("lists_crystal", "lists_crystal"),
+    ]
+    assert executions(config, "cuda", "lists_uniform") == {"eager", "captured"}
+    assert executions(config, "cuda", "lists_surface") == {"eager"}
+    assert executions(config, "cpu", "lists_uniform") == {"eager"}
+    named = dataclasses.replace(config, execution=["captured"])
+    assert executions(named, "cuda", "lists_surface") == {"captured"}
+
+
+def test_the_radius_holds_about_as_many_as_are_asked_for():
+    points = surface(3000)(torch.Generator().manual_seed(0)).float()
+    counts = (torch.cdist(points, points) <= radius_of(points)).sum(1)
+    assert 29 <= counts.median() <= 35
+
+
+@pytest.mark.parametrize("peer", peers_of_the_cpu())
+def test_peers_agree_with_the_reference(inputs: Inputs, peer: Implementation):
+    if peer.not_installed():
+        pytest.skip(peer.not_installed())
+    ((mode, find),) = peer.find.items()
+    assert expected_of(inputs).pairs_error(mode, peer.read(find(inputs)), peer) < 1e-5
+
+
+def test_error_is_that_of_the_changed_list(inputs: Inputs):
+    expected, found = expected_of(inputs), padded(inputs)
+
+    def error(found: FoundPairs) -> float:
+        return expected.pairs_error("padded", found, ANY)
+
+    assert error(found) < 1e-6
+    row = int(expected.rows[0][0])
+    one, other = (found.queries == row).nonzero()[:2, 0]
+    one_less = torch.arange(len(found.queries)) != one
+    assert error(FoundPairs(*(part[one_less] for part in found[:3]))) == float("inf")
+    for wrong in (found.indices[other], 150):  # repeated, absent
+        indices = found.indices.index_fill(0, one, int(wrong))
+        assert error(found._replace(indices=indices)) == float("inf")
+    farther = found.distances.clone()
+    farther[other] += 0.045
+    assert error(found._replace(distances=farther)) == pytest.approx(0.1, rel=1e-4)
+    miscounted = found.counts.clone()
+    miscounted[row] -= 1
+    assert error(found._replace(counts=miscounted)) == float("inf")
+
+
+def test_the_first_met_need_not_be_the_nearest_but_within_the_radius(inputs: Inputs):
+    every = padded(inputs._replace(k=150))
+    rank = torch.arange(len(every.queries)) - torch.searchsorted(every.queries, every.queries)
+    counts = every.counts[every.queries]
+    farthest = FoundPairs(*(part[rank >= counts - inputs.k] for part in every[:3]))
+    any_within = dataclasses.replace(ANY, nearest=False)
+    expected = expected_of(inputs)
+    assert expected.pairs_error("padded", farthest, any_within) < 1e-6
+    assert expected.pairs_error("padded", farthest, ANY) > 0.05
+    distances, indices = knn(*inputs.points, inputs.k, backend="torch")
+    beyond = padded_pairs(indices, distances < torch.inf, distances)
+    nearer = expected_of(inputs._replace(radius=0.2))
+    assert nearer.pairs_error("padded", beyond, any_within) == float("inf")
+
+
+def test_a_library_may_leave_out_the_point_itself(inputs: Inputs):
+    expected, every = expected_of(inputs), padded(inputs._replace(k=150))
+    others = every.queries != every.indices
+    without = FoundPairs(*(part[others] for part in every[:3]), every.counts - 1)
+    leaves_out = dataclasses.replace(ANY, itself=False)
+    assert expected.pairs_error("csr", without, leaves_out) < 1e-6
+    assert expected.pairs_error("csr", without, ANY) == float("inf")
+    assert expected.pairs_error("csr", every, leaves_out) == float("inf")
+
+
+def test_lists_and_what_they_are():
+    uniform = {"workload": "lists_uniform", "operator": "radius", "radius": 0.08, "queries": 10**5}
+    physicsnemo = {"implementation": "PhysicsNeMo", "kind": "peer", "note": "the first met"}
+    text = table.tables(
+        [
             row(**uniform, mode="padded", k=32, execution="eager", p50_ms=0.45),
             row(**uniform, mode="padded", k=32, p50_ms=0.2),
             row(**uniform, mode="csr", k=None, execution="eager", p50_ms=0.6),
+            row(**uniform, **physicsnemo, mode="padded", k=32, execution="eager", p50_ms=9.0),
             row(
-                **uniform,
-                **{"mode": "padded", "k": 32, "execution": "eager", "p50_ms": 9.0},
-                **{"implementation": "PhysicsNeMo", "kind": "peer", "note": "the first met"},
-            ),
-            row(
-                **uniform,
-                mode="aggregate_csr",
-                k=None,
-                execution="eager",
+                **{**uniform, "mode": "aggregate_csr", "k": None, "execution": "eager"},
                 implementation="pointproj",
                 p50_ms=1.5,
             ),
         ]
-
-    def test_lists_and_what_they_are(self):
-        text = table.tables(self.rows())
-        assert "|  | uniform 10^5, 32 nearest | uniform 10^5, all |" in text
-        assert "| **warp**, captured | 0.2 |  |" in text
-        assert "| **warp**, eager | 0.45 | 0.6 |" in text
-        assert "| PhysicsNeMo, eager | 9 |  |" in text
-        assert "|  | uniform 10^5, CSR |" in text
-        assert "| **pointproj**, eager | 1.5 |" in text
-        assert "- PhysicsNeMo, 32 nearest: the first met" in text
+    )
+    assert "|  | uniform 10^5, 32 nearest | uniform 10^5, all |" in text
+    assert "| **warp**, captured | 0.2 |  |" in text
+    assert "| **warp**, eager | 0.45 | 0.6 |" in text
+    assert "| PhysicsNeMo, eager | 9 |  |" in text
+    assert "|  | uniform 10^5, CSR |" in text
+    assert "| **pointproj**, eager | 1.5 |" in text
+    assert "- PhysicsNeMo, 32 nearest: the first met" in text

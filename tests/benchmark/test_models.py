@@ -49,17 +49,12 @@ def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_step_is_timed_if_the_small_model_agrees(
     error: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    model = models.GINO._replace(make=small)
-    monkeypatch.setitem(models.MODELS, "gino", model)
+    monkeypatch.setitem(models.MODELS, "gino", models.GINO._replace(make=small))
     monkeypatch.setattr(models, "import_failure", lambda name: None)
     monkeypatch.setattr(models, "disagreement", lambda *_: error)
     theirs, ours, _ = run_benchmark(bench_config(tmp_path, **CONFIG))
-    assert (theirs.implementation, theirs.queries, theirs.references, theirs.status) == (
-        "neuraloperator",
-        32**3,
-        10**4,
-        OK,
-    )
+    assert (theirs.implementation, theirs.status) == ("neuraloperator", OK)
+    assert (theirs.queries, theirs.references) == (32**3, 10**4)
     assert 0 < theirs.p20_ms <= theirs.p50_ms <= theirs.p80_ms
     assert theirs.parity_error is None
     assert "MiB before the first step" in theirs.note

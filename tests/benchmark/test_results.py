@@ -22,13 +22,14 @@ def test_rows_survive_the_file(tmp_path: Path):
     assert [*tmp_path.rglob("*")] == [tmp_path / "new", tmp_path / "new" / "r.csv"]
 
 
-def test_processes_of_one_run_share_a_file(tmp_path: Path):
+def test_processes_of_one_run_share_a_file_and_one_that_does_not_write_leaves_it(tmp_path: Path):
     first = ResultsFile(tmp_path / "r.csv")
     first.add(row())
     first.add(row(mode="forward", p50_ms=0.1))
     ResultsFile(tmp_path / "r.csv").add(row(p50_ms=0.2))
-    kept = {r.mode: r.p50_ms for r in read_rows(tmp_path / "r.csv")}
-    assert kept == {"forward": 0.1, "step": 0.2}
+    ResultsFile(tmp_path / "r.csv", writes=False).add(row(commit="def"))
+    kept = {(r.mode, r.commit): r.p50_ms for r in read_rows(tmp_path / "r.csv")}
+    assert kept == {("forward", "abc"): 0.1, ("step", "abc"): 0.2}
 
 
 @pytest.mark.parametrize("change", [{"commit": "def"}, {"date": "2026-02-03T00:00:00+00:00"}], ids=str)
@@ -75,12 +76,6 @@ def test_new_results_do_not_change_the_commit(tmp_path: Path, monkeypatch: pytes
     assert machine.machine_columns(CPU)["commit"] == commit
     files[0].write_text("after")
     assert machine.machine_columns(CPU)["commit"] == f"{commit}-dirty"
-
-
-def test_a_process_that_does_not_write_leaves_the_file_alone(tmp_path: Path):
-    ResultsFile(tmp_path / "r.csv").add(row())
-    ResultsFile(tmp_path / "r.csv", writes=False).add(row(commit="def"))
-    assert read_rows(tmp_path / "r.csv") == [row()]
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path):

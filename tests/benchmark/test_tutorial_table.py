@@ -33,14 +33,8 @@ def test_every_line_is_one_implementation_in_one_execution(line, tmp_path):
     (entry,) = entries(config, workload, "cuda")
     assert entry.implementation.name == line.implementation
     recorder = Recorder(config, torch.device("cpu"), {}, ResultsFile(tmp_path / "x.csv"))
-    blank = recorder.blank(
-        workload="w1",
-        operator="knn",
-        implementation=line.implementation,
-        mode="step",
-        queries=1,
-        references=1,
-    )
+    of = {"workload": "w1", "operator": "knn", "mode": "step", "queries": 1, "references": 1}
+    blank = recorder.blank(**of, implementation=line.implementation)
     assert blank.implementation == line.implementation + (WITH_RMM if line.gpu_memory == "rmm" else "")
     assert entry.measurements == (("forward", line.execution), ("step", line.execution))
 
@@ -59,27 +53,17 @@ def test_rmm_without_a_gpu_is_refused_before_anything_is_measured(tmp_path):
 
 
 def test_lines_stand_in_the_tutorials_order():
+    peer = {"implementation": "cuML + RMM", "kind": "peer", "execution": "eager"}
     rows = [
         row(implementation="cuml + RMM", execution="compiled", mode="step", p50_ms=11.5, peak_mib=99.0),
         row(implementation="cuML", kind="peer", execution="eager", mode="forward", p50_ms=9.9),
-        row(
-            implementation="cuML + RMM",
-            kind="peer",
-            execution="eager",
-            mode="step",
-            p50_ms=10.5,
-            peak_mib=77.0,
-        ),
+        row(**peer, mode="step", p50_ms=10.5, peak_mib=77.0),
     ]
     text = table.tables(rows)
     section = text.partition("reproduced, and ours below it\n")[2].partition("\n\n### Network")[0]
-    lines = section.strip().splitlines()[2:]
-    assert lines == [
+    assert section.strip().splitlines()[2:] == [
         "| cuML | 9.9 |  |  |",
         "| cuML + RMM |  | 10.5 | 77 |",
         "| **`backend=cuml allocator=rmm compile=true`** |  | 11.5 | 99 |",
     ]
-
-
-def test_a_cpus_rows_are_not_the_tutorials():
     assert "reproduced" not in table.tables([row(device="some CPU", driver="", execution="eager")])

@@ -24,16 +24,14 @@ def test_every_value_has_a_row_with_type_default_and_meaning():
             assert all(cell.strip() for cell in row.replace("\\|", "").split("|")[1:-1]), row
 
 
-def test_rows_say_what_the_schema_says():
+def test_rows_say_what_the_schema_and_the_files_of_the_groups_say():
     page = reference(CONF)
-    assert "| `projector.k` | a whole number of at least 1 | `7` | neighbours of each query point |" in page
-    assert "| `optimizer.schedule` | one of constant, cosine | `constant` |" in page
-    assert "| `data.limit` | a whole number of at least 1, or null | `null` |" in page
-    assert "| `target.name` | one of udf, sdf, occupancy, random | chosen by group |" in page
-
-
-def test_networks_and_choices_are_told_by_the_files_of_the_groups():
-    page = reference(CONF)
-    assert "## `projector=radius`\n\nAll reference points within a radius" in page
-    assert "- `data=mixed`: Real meshes" in page
-    assert "`repeats=8`" in page
+    for text in (
+        "| `projector.k` | a whole number of at least 1 | `7` | neighbours of each query point |",
+        "| `optimizer.schedule` | one of constant, cosine | `constant` |",
+        "| `data.limit` | a whole number of at least 1, or null | `null` |",
+        "| `target.name` | one of udf, sdf, occupancy, random | chosen by group |",
+        "## `projector=radius`\n\nAll reference points within a radius",
+        *("- `data=mixed`: Real meshes", "`repeats=8`"),
+    ):
+        assert text in page

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from pointproj.data.batches import batches
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import ShapeDataset
+from pointproj.data.shapes import Shape
 from pointproj.runtime import distributed, tensor_file
 from pointproj.runtime.devices import own_gpu
 from pointproj.runtime.distributed import (
@@ -36,13 +37,8 @@ from tests.processes import PROJECT, environment, free_port, run_together
 def arguments(tmp_path):
     """Three classes of three training and one test piece; 9 shapes leave one for the last of batches of 4."""
     return [
-        *(
-            "experiment=smoke",
-            "data.classes=[chair,table,bed]",
-            "data.train_meshes=3",
-            "data.test_meshes=1",
-            "data.validation=0",
-        ),
+        *("experiment=smoke", "data.classes=[chair,table,bed]", "data.validation=0"),
+        *("data.train_meshes=3", "data.test_meshes=1"),
         *("data.grid=6", "data.points=60", "training.log_every=1", "device=cpu", "training.pictures=0"),
         *("training.epochs=2", "training.validate_every=1", "optimizer.clip=0.1"),
         *(f"data.root={tmp_path}/meshes", f"data.cache={tmp_path}/cache"),
@@ -57,17 +53,9 @@ def start(folder, arguments, count=2):
     """Processes of one run, as torchrun starts them."""
     command = [sys.executable, str(PROJECT / "train.py"), *arguments, f"hydra.run.dir={folder}"]
     port = free_port()
-    return [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **environment(rank, count, port)},
-            cwd=PROJECT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+    shared = {"cwd": PROJECT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    environments = [{**os.environ, **environment(rank, count, port)} for rank in range(count)]
+    return [subprocess.Popen(command, env=env, **shared) for env in environments]
 
 
 def test_two_processes_train_what_one_does_on_batches_twice_as_large(arguments, tmp_path):
@@ -88,11 +76,8 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(arguments, 
     assert metrics["processes"] == 2
     assert metrics["steps"] == expected["steps"] == 6
     assert metrics["metric_value"] == pytest.approx(expected["metric_value"], rel=1e-5)
-    assert {name: row["meshes"] for name, row in metrics["classes"].items()} == {
-        "bed": 1,
-        "chair": 1,
-        "table": 1,
-    }
+    meshes = {name: row["meshes"] for name, row in metrics["classes"].items()}
+    assert meshes == {"bed": 1, "chair": 1, "table": 1}
     # One log, from one process; the other says nothing but what Warp prints.
     assert "batches of 2 x 2 in 2 processes" in printed[0]
     assert "epoch" not in printed[1]
@@ -145,8 +130,6 @@ class Point:
 
 
 def shapes(count):
-    from pointproj.data.shapes import Shape
-
     grid = torch.zeros(1, 3)
     made = [Shape(f"s{i}", "c", i, Point(), torch.zeros(1)) for i in range(count)]
     return ShapeDataset(made, grid, samplings=[Sampling("area", 1)], seed=0, resample=True)

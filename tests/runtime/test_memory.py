@@ -12,8 +12,8 @@ import torch
 from pointproj.config import AllocatorConfig
 from pointproj.runtime import memory, rmm_memory
 from pointproj.runtime.rmm_memory import AllocatorUnavailable
+from tests.processes import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
 RMM = AllocatorConfig(name="rmm", resource="pool")
 
 needs_rmm = pytest.mark.skipif(
@@ -23,11 +23,8 @@ needs_rmm = pytest.mark.skipif(
 
 def run(code: str) -> dict:
     """Run code in a process of its own: RMM can take over once in a process. Its last line is JSON."""
-    head = (
-        "import json, torch\n"
-        "from pointproj.runtime import memory, rmm_memory\n"
-        "from pointproj.config import AllocatorConfig\n"
-    )
+    head = "import json, torch\nfrom pointproj.runtime import memory, rmm_memory\n"
+    head += "from pointproj.config import AllocatorConfig\n"
     command = [sys.executable, "-c", head + code]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
@@ -69,20 +66,13 @@ def test_several_processes(monkeypatch: pytest.MonkeyPatch):
         memory.configure_allocator(RMM)
 
 
-def test_torch_does_not_get_memory_back(owned: None):
-    with pytest.raises(
-        AllocatorUnavailable, match=r"allocator=torch: .* made RMM the owner of its GPU memory until it ends"
-    ):
-        memory.configure_allocator(AllocatorConfig(name="torch"))
-
-
-def test_a_second_job_needs_the_same_values(owned: None):
+def test_a_later_job_gets_neither_other_values_nor_torchs_memory_nor_a_graph(owned: None):
     memory.configure_allocator(AllocatorConfig(name="rmm", resource="pool"))
     with pytest.raises(AllocatorUnavailable, match="an earlier job of this process set RMM up with other"):
         memory.configure_allocator(AllocatorConfig(name="rmm", resource="async"))
-
-
-def test_no_graph_while_rmm_owns(owned: None):
+    until = r"allocator=torch: .* made RMM the owner of its GPU memory until it ends"
+    with pytest.raises(AllocatorUnavailable, match=until):
+        memory.configure_allocator(AllocatorConfig(name="torch"))
     assert "no CUDA graph while RMM owns" in memory.graphs_unsupported()
 
 
@@ -94,14 +84,8 @@ def test_torch_owns_by_default():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
 def test_a_run_ends_before_it_reads_data(tmp_path: Path):
-    command = [
-        sys.executable,
-        "train.py",
-        "allocator=rmm",
-        "experiment=smoke",
-        f"hydra.run.dir={tmp_path / 'run'}",
-    ]
-    command.append(f"data.cache={tmp_path / 'cache'}")
+    command = [sys.executable, "train.py", "allocator=rmm", "experiment=smoke"]
+    command += [f"hydra.run.dir={tmp_path / 'run'}", f"data.cache={tmp_path / 'cache'}"]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 1
     assert "AllocatorUnavailable: allocator=rmm: it manages GPU memory" in ended.stderr
@@ -176,14 +160,8 @@ except rmm_memory.AllocatorUnavailable as error:
 def test_training_step_is_compiled_and_not_captured(backend: str, tmp_path: Path):
     folder = tmp_path / "run"
     command = [sys.executable, "train.py", "allocator=rmm", "compile=true", "device=cuda", "data=gaussian"]
-    command += [
-        "target=random",
-        "data.points=500",
-        "data.grid=8",
-        "training.epochs=3",
-        "training.batch_size=1",
-    ]
-    command += [f"backend={backend}", f"hydra.run.dir={folder}"]
+    command += ["target=random", "data.points=500", "data.grid=8", "training.epochs=3"]
+    command += ["training.batch_size=1", f"backend={backend}", f"hydra.run.dir={folder}"]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     metrics = json.loads((folder / "metrics.json").read_text())

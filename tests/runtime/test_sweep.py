@@ -78,16 +78,11 @@ def test_failing_jobs_are_recorded_and_the_others_run(program, tmp_path):
     assert [row["status"] for row in rows] == ["ok", "failed", "failed", "failed", "ok"]
     assert [row["overrides"] for row in rows] == [f"seed={seed} backend=torch" for seed in (0, 1, 2, 3, 5)]
     assert [row["loss"] for row in rows] == ["0.5", "", "", "", "5.5"]
-    assert [row["error"] for row in rows] == [
-        "",
-        "ConfigError: seed 1 cannot be",
-        "ZeroDivisionError: seed 2 divides by zero",
-        "SystemExit: seed 3 gives up",
-        "",
-    ]
+    errors = ("ConfigError: seed 1 cannot be", "ZeroDivisionError: seed 2 divides by zero")
+    assert [row["error"] for row in rows] == ["", *errors, "SystemExit: seed 3 gives up", ""]
     assert rows[0]["backend"] == "torch"
     assert "5 jobs, 3 failed" in ended.stdout
-    assert "ZeroDivisionError: seed 2 divides by zero" in ended.stdout
+    assert errors[1] in ended.stdout
     job = next(tmp_path.glob("outputs/sweeps/*/*/1"))
     assert "training with seed 1" in (job / "train.log").read_text()
     assert "Traceback" not in (job / "train.log").read_text()
@@ -98,12 +93,7 @@ def test_failing_jobs_are_recorded_and_the_others_run(program, tmp_path):
 def test_a_sweep_without_failure_ends_with_0(program, tmp_path):
     ended = program("-m", "seed=0,5", "hydra.sweep.dir=mine")
     assert ended.returncode == 0, ended.stderr
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == [
-        "0",
-        "1",
-        "multirun.yaml",
-        "summary.csv",
-    ]
+    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"0", "1", "multirun.yaml", "summary.csv"}
     assert named(tmp_path / "mine/0")
     environment = json.loads((tmp_path / "mine/0/environment.json").read_text())
     assert "seed=0,5" in environment["command"]
@@ -170,10 +160,8 @@ def test_rows_come_in_the_jobs_order_with_all_columns(tmp_path):
             "metrics.json", {"loss": number, "other": 1}
         )
     rows = sweep.collect(tmp_path)
-    assert [row["job"] for row in rows] == [1, 2, 10]
-    assert [row["loss"] for row in rows] == [1, 2, 10]
+    assert [(row["job"], row["loss"], row["folder"]) for row in rows] == [(n, n, str(n)) for n in (1, 2, 10)]
     assert all(tuple(row) == sweep.COLUMNS for row in rows)
-    assert [row["folder"] for row in rows] == ["1", "2", "10"]
 
 
 def test_a_sweep_without_any_record_has_failed(tmp_path, capsys):

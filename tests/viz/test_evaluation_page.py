@@ -60,18 +60,9 @@ def test_the_page_holds_all_that_it_shows_the_worst_first(page: Path):
 
 
 def _browse(page: Path, *arguments: str) -> str:
-    command = [
-        CHROMIUM,
-        "--headless=new",
-        "--no-sandbox",
-        "--use-angle=swiftshader",
-        "--enable-unsafe-swiftshader",
-    ]
-    command += [
-        "--host-resolver-rules=MAP * ~NOTFOUND",
-        "--window-size=1400,2000",
-        "--virtual-time-budget=30000",
-    ]
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--use-angle=swiftshader"]
+    command += ["--enable-unsafe-swiftshader", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    command += ["--window-size=1400,2000", "--virtual-time-budget=30000"]
     command += [f"--user-data-dir={page.parent / 'browser'}", *arguments, page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
