@@ -26,7 +26,6 @@ def all_batches(*arguments, **keywords):
 def assert_equal_batches(ones, others):
     assert len(ones) == len(others) > 0
     for one, other in zip(ones, others, strict=True):
-        assert one["name"] == other["name"]
-        assert one["class_name"] == other["class_name"]
+        assert (one["name"], one["class_name"]) == (other["name"], other["class_name"])
         for key in ("reference_points", "normals", "target", "query_points"):
             assert torch.equal(one[key], other[key])

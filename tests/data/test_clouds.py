@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from pointproj.config import AugmentationConfig, Config, DataConfig, MixtureConfig, TargetConfig
+from pointproj.config import AugmentationConfig, DataConfig, MixtureConfig
 from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.clouds import DENSER, Sampling, finished_cloud
 from pointproj.data.dataset import Draw, prepare
 from pointproj.data.device_sampler import device_sampler
-from pointproj.data.furniture import write_furniture
 from pointproj.geometry.meshes import LONGEST_SIDE
 
 
@@ -52,25 +51,18 @@ def test_noise_is_of_the_size_asked_for_whatever_the_shape_did():
     torch.testing.assert_close(deviation, torch.full((3, 3), 0.01 * LONGEST_SIDE), rtol=0.05, atol=0)
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    root = tmp_path_factory.mktemp("clouds")
-    write_furniture(root, ["dresser"], train=3, test=1)
-    return root
+@pytest.fixture
+def prepared(config):
+    given = {"points": 50, "queries": 9, "pool": 60, "classes": ["dresser"]}
+    return lambda **data: prepare(config(**(given | data)))
 
 
-def prepared(root, **data):
-    chosen = {"name": "modelnet10", "root": str(root), "cache": str(root / "cache"), "grid": 6, "points": 50}
-    section = DataConfig(**(chosen | {"queries": 9, "pool": 60, "validation": 0.0} | data))
-    return prepare(Config(data=section, target=TargetConfig(name="udf"), seed=5))
-
-
-def test_test_clouds_are_even_and_noisy_and_always_the_same(root):
-    plain = prepared(root, points=50 * DENSER).test[0]["reference_points"]
-    even = prepared(root, sampling="even").test[0]
+def test_test_clouds_are_even_and_noisy_and_always_the_same(prepared):
+    plain = prepared(points=50 * DENSER).test[0]["reference_points"]
+    even = prepared(sampling="even").test[0]
     rows = plainly_farthest(plain, 50)
     assert torch.equal(even["reference_points"], plain[rows])
-    noisy = [prepared(root, sampling="even", noise=0.01).test[0]["reference_points"] for _ in range(2)]
+    noisy = [prepared(sampling="even", noise=0.01).test[0]["reference_points"] for _ in range(2)]
     assert torch.equal(*noisy)
     assert 0 < (noisy[0] - even["reference_points"]).abs().max() < 0.1
 
@@ -100,8 +92,8 @@ MIXTURE = [MixtureConfig("area", 8), MixtureConfig("even", 20, 0.01), MixtureCon
 
 
 @pytest.mark.parametrize("sampler", ["loader", "device"])
-def test_batches_take_turns_with_the_clouds_of_a_mixture_also_where_a_run_resumes(root, sampler):
-    dataset = prepared(root, mixture=MIXTURE, sampling="scan", noise=0.02).train
+def test_batches_take_turns_with_the_clouds_of_a_mixture_also_where_a_run_resumes(prepared, sampler):
+    dataset = prepared(mixture=MIXTURE, sampling="scan", noise=0.02).train
     draw = device_sampler(dataset, torch.device("cpu"), 2**30) if sampler == "device" else None
     order = {"shuffle": True, "seed": 1, "epochs": 2, "draw": draw}
     made = list(batches(dataset, 2, **order))
@@ -118,8 +110,8 @@ def test_batches_take_turns_with_the_clouds_of_a_mixture_also_where_a_run_resume
 
 
 @pytest.mark.parametrize("kind", ["area", "even", "scan"])
-def test_loader_and_device_draw_from_the_same_distribution(root, kind):
-    dataset = prepared(root, mixture=[MixtureConfig(kind, 400)]).train
+def test_loader_and_device_draw_from_the_same_distribution(prepared, kind):
+    dataset = prepared(mixture=[MixtureConfig(kind, 400)]).train
     draw = device_sampler(dataset, torch.device("cpu"), 2**30)
     chunk = [Draw(epoch, 0, dataset.samplings[0]) for epoch in range(40)]
     host = torch.stack([dataset[each]["reference_points"] for each in chunk])

@@ -94,5 +94,4 @@ def test_several_processes_write_the_same_furniture_and_variants(tmp_path, monke
             variants = write_variants(files, root / "variants", 2, some)
         written = [*paths, *(file.path for file in variants)]
         made[count] = [(path.relative_to(root), path.read_bytes()) for path in written]
-    assert made[1] == made[2]
-    assert len(made[1]) == 4 + 8
+    assert (made[1], len(made[1])) == (made[2], 4 + 8)

@@ -20,9 +20,6 @@ from tests.data.samples import SHEET, all_batches, assert_equal_batches, forbid_
 REAL = Path(__file__).parents[3] / "shared" / "modelnet10" / "ModelNet10"
 
 
-# --- finding files ---
-
-
 def test_the_root_may_be_the_folder_above(furniture):
     below = find_meshes(furniture / "ModelNet10")
     assert find_meshes(furniture) == below
@@ -58,9 +55,6 @@ def test_missing_data_say_both_ways_forward(config, tmp_path):
         prepare(config(root=str(tmp_path)))
 
 
-# --- unusable meshes ---
-
-
 def test_unusable_meshes_are_named_and_left_out(config, broken, caplog, monkeypatch):
     for _ in range(2):  # the second time from the cache
         caplog.clear()
@@ -92,9 +86,6 @@ def test_a_split_without_usable_mesh_is_an_error(config, broken):
         path.write_text("OFF\n")
     with pytest.raises(DataError, match=r"split test, got none; 5 were left out, such as .*dresser_0100"):
         prepare(config(root=str(broken)))
-
-
-# --- sampling ---
 
 
 def test_samples_are_in_the_cube_and_on_the_mesh(config, furniture):
@@ -137,19 +128,14 @@ def test_shapes_are_known_by_content_not_by_place(config, broken, furniture):
     assert torch.equal(here[0]["reference_points"], there[0]["reference_points"])
 
 
-# --- batches ---
-
-
 def test_batches_stack_samples_and_share_the_queries(config):
     data = prepare(config())
     made = all_batches(data.train, 4, epoch=2)
     assert [len(batch["name"]) for batch in made] == [4, 2]
-    assert made[0]["reference_points"].shape == (4, 64, 3)
-    assert made[0]["target"].shape == (4, 216)
+    assert (made[0]["reference_points"].shape, made[0]["target"].shape) == ((4, 64, 3), (4, 216))
     assert made[0]["query_points"] is data.train.query_points
     assert torch.equal(made[1]["normals"][1], data.train[Draw(2, 5, Sampling("area", 64))]["normals"])
-    assert made[1]["name"] == ["sofa_0002", "sofa_0003"]
-    assert made[1]["class_name"] == ["sofa", "sofa"]
+    assert (made[1]["name"], made[1]["class_name"]) == (["sofa_0002", "sofa_0003"], ["sofa", "sofa"])
 
 
 def test_shuffling_changes_with_the_epoch_and_resumes_in_the_middle(config):
@@ -176,9 +162,6 @@ def test_workers_yield_the_same_batches_and_leave_random_states_alone(config):
     assert torch.equal(torch.random.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])
     assert all_batches(data.train, 2, start=3, workers=2) == []
-
-
-# --- the other sources ---
 
 
 def test_gaussian_is_the_tutorials_workload(config):
@@ -208,8 +191,7 @@ def test_random_targets_differ_by_mesh_and_come_back(config, tmp_path):
 def test_furniture_is_made_on_first_use(config, tmp_path):
     chosen = {"name": "furniture", "root": str(tmp_path / "made"), "classes": ["bed"], "train_meshes": 2}
     data = prepare(config(**chosen, test_meshes=1))
-    assert names(data.train) == ["bed_0001", "bed_0002"]
-    assert names(data.test) == ["bed_5001"]
+    assert (names(data.train), names(data.test)) == (["bed_0001", "bed_0002"], ["bed_5001"])
     # Fewer pieces than the folder holds: only those asked for.
     assert names(prepare(config(**chosen, test_meshes=1, limit=1)).train) == ["bed_0001"]
 

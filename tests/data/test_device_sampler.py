@@ -5,16 +5,13 @@ import pytest
 import torch
 import warp as wp
 
-from pointproj.config import Config, DataConfig, TargetConfig
 from pointproj.data.batches import batches
 from pointproj.data.dataset import prepare
 from pointproj.data.device_sampler import SamplerUnavailable, device_sampler
-from pointproj.data.furniture import write_furniture
 from pointproj.data.surface_draws import Surfaces, Words, draw_from_pools, draw_on_surfaces, random_words
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.runtime.distributed import Processes
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 MASK = 2**32 - 1
 SEED, EPOCH = 2**62 + 12345, 7
 
@@ -101,7 +98,6 @@ def joined(samplers, device):
     return Surfaces(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_points_are_those_of_the_host_for_the_same_random_numbers(device):
     samplers = [soup(5, 0), soup(40, 1), soup(301, 2)]
     shapes, identities = [2, 0, 1, 1], [2**64 - 3, 1, 2**40 + 5, 6]
@@ -116,7 +112,6 @@ def test_points_are_those_of_the_host_for_the_same_random_numbers(device):
         np.testing.assert_allclose(normals[cloud].cpu(), expected_normals, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_queries_come_from_the_shapes_own_pool_each_equally_likely(device):
     values = torch.rand(3, 7, device=device)
     pool = values[..., None].expand(3, 7, 3).contiguous()
@@ -131,20 +126,12 @@ def test_queries_come_from_the_shapes_own_pool_each_equally_likely(device):
     assert target[2, [0, 6999]].tolist() == values[2][(words * 7 / 2**32).astype(int)].tolist()
 
 
-@pytest.fixture(scope="module")
-def furniture(tmp_path_factory):
-    root = tmp_path_factory.mktemp("furniture")
-    write_furniture(root, ["dresser", "sofa"], train=3, test=2)
-    return root
-
-
 @pytest.fixture
-def prepared(furniture, tmp_path_factory):
+def prepared(config):
     def make(seed=5, **data):
-        cache = str(tmp_path_factory.getbasetemp() / "device-cache")
-        chosen = {"name": "modelnet10", "root": str(furniture), "cache": cache, "grid": 6, "points": 65}
-        section = DataConfig(**(chosen | {"queries": 33, "pool": 100, "validation": 0.0} | data))
-        return prepare(Config(data=section, target=TargetConfig(name="udf"), seed=seed))
+        made = config(**({"points": 65, "queries": 33, "pool": 100} | data))
+        made.seed = seed
+        return prepare(made)
 
     return make
 
@@ -178,7 +165,6 @@ def assert_equal_samples(ones, others, keys=("reference_points", "normals", "que
             assert torch.equal(one[key].cpu(), others[name][key].cpu()), (name, key)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("queries", [0, 33])
 def test_batches_hold_what_those_of_the_loader_do(prepared, device, queries):
     dataset = prepared(queries=queries).train
@@ -270,7 +256,6 @@ def bytes_of(dataset):
     return surfaces + sum(16 * len(s.pool_values) for s in shapes)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_what_is_the_same_in_every_epoch_is_that_of_the_loader(prepared, device):
     fixed = prepared(resample=False)
     for dataset in (fixed.train, fixed.test):

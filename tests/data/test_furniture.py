@@ -21,6 +21,14 @@ def as_trimesh(mesh):
     return trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
 
 
+def closed(mesh):
+    surface = as_trimesh(mesh)
+    assert surface.is_watertight
+    assert surface.is_winding_consistent
+    assert surface.volume > 0
+    return surface
+
+
 def top_height(mesh, x, y):
     """Height of the uppermost surface over (x, y), all three as shares of the bounding box."""
     low, high = mesh.bounds
@@ -40,10 +48,7 @@ def top_height(mesh, x, y):
 def test_every_piece_is_one_closed_surface_facing_outwards(class_name):
     for seed in range(12):
         mesh = made(class_name, seed)
-        surface = as_trimesh(mesh)
-        assert surface.is_watertight
-        assert surface.is_winding_consistent
-        assert surface.volume > 0
+        surface = closed(mesh)
         assert surface.body_count == 1
         assert len(np.unique(mesh.vertices, axis=0)) == len(mesh.vertices)
         low, high = surface.bounds
@@ -66,10 +71,7 @@ def test_seeds_fix_the_mesh_and_tell_meshes_apart(class_name):
 def test_varied_pieces_are_closed_and_all_different(class_name):
     pieces = [made(class_name, seed, varied=True) for seed in range(40)]
     for mesh in pieces:
-        surface = as_trimesh(mesh)
-        assert surface.is_watertight
-        assert surface.is_winding_consistent
-        assert surface.volume > 0
+        surface = closed(mesh)
         assert np.ptp(mesh.vertices, axis=0).max() == pytest.approx(surface.extents.max())
         assert mesh.vertices[:, 2].min() == 0
     topologies = {(len(mesh.vertices), len(mesh.faces)) for mesh in pieces}
@@ -154,14 +156,10 @@ def test_writing_again_only_adds_what_is_missing(tmp_path):
     files[0].write_bytes(b"edited by hand")
     files[1].unlink()
     again = write_furniture(tmp_path, ["table"], train=3, test=1)
-    assert again[0].read_bytes() == b"edited by hand"
-    assert again[1].read_bytes() == before[files[1]]
+    assert (again[0].read_bytes(), again[1].read_bytes()) == (b"edited by hand", before[files[1]])
     assert again[3].read_bytes() == before[files[2]]
-    assert sorted(path.name for path in (tmp_path / "table" / "train").iterdir()) == [
-        "table_0001.off",
-        "table_0002.off",
-        "table_0003.off",
-    ]
+    in_folder = sorted(path.name for path in (tmp_path / "table" / "train").iterdir())
+    assert in_folder == [f"table_{number:04d}.off" for number in (1, 2, 3)]
 
 
 def test_another_seed_or_generator_replaces_the_pieces(tmp_path):

@@ -1,34 +1,22 @@
 """Training at random points: drawn repeatably, valued by the mesh, and what goes with them."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from pointproj.config import Config, ConfigError, DataConfig, TargetConfig
+from pointproj.config import ConfigError
 from pointproj.data.batches import batches
 from pointproj.data.dataset import prepare
-from pointproj.data.furniture import write_furniture
 from pointproj.geometry.fields import field_at
 from pointproj.geometry.meshes import Mesh
 from tests.configs import config_of
 
 
-@pytest.fixture(scope="module")
-def furniture(tmp_path_factory):
-    root = tmp_path_factory.mktemp("furniture")
-    write_furniture(root, ["dresser"], train=2, test=1)
-    return root
-
-
 @pytest.fixture
-def config(furniture, tmp_path_factory):
-    def make(target, **data):
-        cache = str(tmp_path_factory.getbasetemp() / "queries-cache")
-        chosen = {"name": "modelnet10", "root": str(furniture), "cache": cache, "grid": 6, "points": 32}
-        section = DataConfig(**(chosen | {"queries": 40, "pool": 500, "validation": 0.0} | data))
-        return Config(data=section, target=TargetConfig(name=target), seed=5)
-
-    return make
+def config(config):
+    return partial(config, points=32, queries=40, pool=500, classes=["dresser"])
 
 
 @pytest.mark.parametrize("target", ["udf", "sdf", "occupancy"])
@@ -48,18 +36,16 @@ def test_training_draws_from_the_pool_anew_in_every_epoch_and_testing_has_the_gr
     first, again, later = (
         next(batches(data.train, 2, shuffle=True, seed=1, epoch=epoch)) for epoch in (0, 0, 1)
     )
-    assert first["query_points"].shape == (2, 40, 3)
-    assert first["target"].shape == (2, 40)
+    assert (first["query_points"].shape, first["target"].shape) == ((2, 40, 3), (2, 40))
     assert torch.equal(first["query_points"], again["query_points"])
     assert not torch.equal(first["query_points"], later["query_points"])
-    pool = {shape.name: shape for shape in (data.train.shapes[0], data.train.shapes[1])}
+    pool = {shape.name: shape for shape in data.train.shapes}
     for name, points, values in zip(first["name"], first["query_points"], first["target"], strict=True):
         same = (points[:, None] == pool[name].pool_points).all(-1)
         assert same.any(1).all()
         assert torch.equal(pool[name].pool_values[same.int().argmax(1)], values)
     tested = next(batches(data.test, 1))
-    assert tested["query_points"].shape == (216, 3)
-    assert tested["target"].shape == (1, 216)
+    assert (tested["query_points"].shape, tested["target"].shape) == ((216, 3), (1, 216))
 
 
 def test_a_pool_is_no_part_of_a_run_on_the_grid(config):
@@ -72,11 +58,9 @@ def test_mixed_data_is_real_meshes_repeated_beside_made_ones_in_training_alone(
     config, monkeypatch, tmp_path, furniture
 ):
     monkeypatch.chdir(tmp_path)
-    settings = config(
-        "occupancy", name="mixed", repeats=3, classes=["dresser"], train_meshes=2, varied=True, grid=12
-    )
+    settings = config("occupancy", name="mixed", repeats=3, limit=2, train_meshes=2, varied=True, grid=12)
     data = prepare(settings)
-    assert [shape.name for shape in data.test.shapes] == ["dresser_5001"]
+    assert [shape.name for shape in data.test.shapes] == ["dresser_5001", "dresser_5002"]
     assert len(data.train) == 3 * 2 + 2
     once = [data.train[index]["reference_points"] for index in range(len(data.train))]
     assert len({tuple(points.flatten().tolist()) for points in once}) == len(once)  # each sampled anew

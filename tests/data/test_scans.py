@@ -1,7 +1,6 @@
 """Scans: every point is the first of the surface that its camera meets; what is enclosed is never seen."""
 
 import numpy as np
-import pytest
 import torch
 import warp as wp
 
@@ -11,7 +10,7 @@ from pointproj.geometry.meshes import Mesh
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.geometry.scanning import CAMERA_DISTANCE, CAMERAS, scan
 from pointproj.geometry.warp_meshes import on_device, search_mesh
-from tests.data.test_device_sampler import DEVICES, joined, words_of
+from tests.data.test_device_sampler import joined, words_of
 from tests.geometry.test_interior import box
 
 HALF, INNER = np.array([0.9, 0.5, 0.7]), np.array([0.4, 0.3, 0.2])
@@ -55,7 +54,6 @@ def test_a_scan_on_the_host_holds_what_cameras_see():
     assert not np.array_equal(scan(nested(), 1001, np.random.default_rng(4))[0], points)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_scan_on_the_device_holds_what_cameras_see_fixed_by_seed_epoch_and_shape(device):
     samplers = [nested(), SurfaceSampler(*(getattr(box(HALF), key) for key in ("vertices", "faces")))]
     with on_device(device):

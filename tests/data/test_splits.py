@@ -32,9 +32,7 @@ def moved(files, *given):
 def test_each_class_gives_about_its_share():
     chosen = moved(listed({"bed": 40, "sofa": 20, "lamp": 2}), 0.2, 0)
     counts = Counter(name.partition("_")[0] for name in chosen)
-    assert counts["bed"] == 8
-    assert counts["sofa"] == 4
-    assert counts["lamp"] == 0
+    assert (counts["bed"], counts["sofa"], counts["lamp"]) == (8, 4, 0)
 
 
 def test_the_choice_follows_from_seed_class_and_name_alone():
@@ -82,17 +80,8 @@ def test_nothing_is_made_of_a_held_out_mesh(furniture, tmp_path, monkeypatch):
 @pytest.fixture
 def folder(tmp_path):
     """Spheres of several formats, two classes deep and shallow."""
-    for number, path in enumerate(
-        [
-            "balls/a.stl",
-            "balls/b.obj",
-            "balls/more/c.ply",
-            "balls/d.glb",
-            "eggs/e.off",
-            "eggs/f.off",
-            "eggs/g.ply",
-        ]
-    ):
+    paths = "balls/a.stl balls/b.obj balls/more/c.ply balls/d.glb eggs/e.off eggs/f.off eggs/g.ply"
+    for number, path in enumerate(paths.split()):
         target = tmp_path / "own" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         trimesh.creation.icosphere(subdivisions=1, radius=1 + number).export(target)

@@ -1,12 +1,10 @@
 """Batches made ahead are those that are made when they are asked for."""
 
-import pytest
 import torch
 
 from pointproj.data.transfer import made_ahead
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_batches_made_ahead_are_those_that_are_made_when_asked_for(device):
     size = 1000 if device == "cuda" else 50
     table = torch.rand(size, size, device=device)

@@ -297,8 +297,7 @@ def test_fields_of_a_box_are_the_known_ones():
     signed = np.linalg.norm(np.maximum(beyond, 0), axis=1) + np.minimum(beyond.max(axis=1), 0)
     udf, sdf, occupancy = (target_field(mesh, 16, kind) for kind in ("udf", "sdf", "occupancy"))
     for field in (udf, sdf, occupancy):
-        assert field.dtype == np.float32
-        assert field.shape == (16**3,)
+        assert (field.dtype, field.shape) == (np.float32, (16**3,))
     np.testing.assert_allclose(udf, np.abs(signed), atol=2e-7)
     np.testing.assert_allclose(sdf, signed, atol=2e-7)
     np.testing.assert_array_equal(occupancy, signed < 0)

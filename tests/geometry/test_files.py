@@ -46,9 +46,7 @@ def test_quirks_read_as_the_plain_file(tmp_path, text):
     path = tmp_path / "chair_0001.off"
     path.write_bytes(text.encode())
     mesh = read_mesh(path)
-    assert mesh.name == "chair_0001"
-    assert mesh.vertices.dtype == np.float64
-    assert mesh.faces.dtype == np.int64
+    assert (mesh.name, mesh.vertices.dtype, mesh.faces.dtype) == ("chair_0001", np.float64, np.int64)
     np.testing.assert_array_equal(mesh.vertices, SQUARE)
     np.testing.assert_array_equal(mesh.faces, [[0, 1, 2], [0, 2, 3]])
 
@@ -99,8 +97,7 @@ def test_unusable_file_is_named_with_its_reason(tmp_path, text, reason):
     with pytest.raises(MeshError) as caught:
         read_mesh(path)
     assert reason in caught.value.reason
-    assert caught.value.source == str(path)
-    assert str(caught.value) == f"{path}: {caught.value.reason}"
+    assert (caught.value.source, str(caught.value)) == (str(path), f"{path}: {caught.value.reason}")
 
 
 def test_reading_off_files_imports_no_mesh_library(tmp_path):

@@ -71,8 +71,7 @@ def test_grid_field_interpolates():
 def test_near_a_cloud_values_are_those_of_the_whole_grid(side):
     field, cloud = Asked(board), on_board(1500)
     near, whole = values_near(field, side, cloud), dense_values(board, side)
-    assert near.shape == whole.shape
-    assert near.dtype == np.float32
+    assert (near.shape, near.dtype) == (whole.shape, np.float32)
     assert np.array_equal(near < 0, whole < 0)
     nodes = np.stack(np.meshgrid(*[np.linspace(-1, 1, side)] * 3, indexing="ij"), axis=-1)
     beside = (np.abs(nodes - MIDDLE) < HALF + np.array([0, 0, hole_radius(cloud)])).all(axis=-1)

@@ -135,8 +135,7 @@ def test_a_pool_is_fixed_by_its_seed_and_lies_half_near_the_surface():
     mesh = box(half)
     sampler = SurfaceSampler(mesh.vertices, mesh.faces)
     points = pool_points(sampler, 3001, 7)
-    assert points.shape == (3001, 3)
-    assert points.dtype == np.float32
+    assert (points.shape, points.dtype) == ((3001, 3), np.float32)
     assert np.abs(points).max() <= 1
     np.testing.assert_array_equal(points, pool_points(sampler, 3001, 7))
     assert (points != pool_points(sampler, 3001, 8)).any(axis=1).all()

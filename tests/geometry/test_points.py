@@ -88,8 +88,7 @@ def test_sensors_are_told_as_directions_and_thinned_with_their_points(tmp_path, 
     files = saved(tmp_path / "scan.npy", points), saved(tmp_path / f"sensors{suffix}", sensors)
     assert read_cloud(files[0], 200).sensors is None
     cloud = read_cloud(files[0], 50, sensors=files[1])
-    assert cloud.sensors.shape == (50, 3)
-    assert cloud.sensors.dtype == np.float32
+    assert (cloud.sensors.shape, cloud.sensors.dtype) == ((50, 3), np.float32)
     whole = read_cloud(files[0], 200)
     rows = np.abs(whole.points[None] - cloud.points[:, None]).sum(axis=2).argmin(axis=1)
     away = (np.broadcast_to(sensors, points.shape) - points)[rows]

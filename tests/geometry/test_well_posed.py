@@ -8,7 +8,6 @@ from pointproj.geometry.meshes import Mesh, query_grid
 from pointproj.geometry.well_posed import WELL_POSED, label_agreement, unflooded
 from tests.geometry.test_interior import box
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 GRID = 13
 
 
@@ -21,7 +20,6 @@ def opened(slit):
     return Mesh(corners.reshape(-1, 3), np.arange(3 * len(corners)).reshape(-1, 3), "opened")
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_flood_of_a_solid_leaves_its_inside(device):
     half = np.array([0.61, 0.43, 0.52])
     solid = box(half)

@@ -54,8 +54,7 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
             train(config, run)
     config.resume = str(run.path)
     train(config, run)
-    assert losses(run) == losses(whole)
-    assert len(losses(whole)) == 12
+    assert (losses(run), len(losses(whole))) == (losses(whole), 12)
     expected = weights(whole)
     assert all(torch.equal(weights(run)[name], expected[name]) for name in expected)
 
@@ -86,8 +85,7 @@ def test_two_processes_train_what_one_does_on_batches_twice_as_large(config, fol
     train(config, alone)
     run_together(two_processes_train, folder, tmp_path / "together")
     together = losses(RunFolder(tmp_path / "together"))
-    assert together == pytest.approx(losses(alone), rel=1e-5)
-    assert len(together) == 8
+    assert (together, len(together)) == (pytest.approx(losses(alone), rel=1e-5), 8)
 
 
 @pytest.mark.parametrize("sampler", ["loader", "device"])

@@ -209,13 +209,6 @@ def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, capl
     assert (second.path / "best.pt").read_bytes() == (first.path / "best.pt").read_bytes()
 
 
-def test_resume_auto_without_a_checkpoint_begins_anew(config, tmp_path):
-    config.resume = "auto"
-    run = RunFolder(tmp_path / "outputs" / "run")
-    train(config, run)
-    assert sorted(losses(run)) == list(range(1, 13))
-
-
 def test_resume_auto_in_a_named_folder_leaves_other_runs_alone(config, tmp_path, data):
     other, named = RunFolder(tmp_path / "outputs" / "other"), tmp_path / "outputs" / "named"
     train(config, other)

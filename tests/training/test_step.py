@@ -8,9 +8,7 @@ from pointproj import Projector
 from pointproj.config import OptimizerConfig, TargetConfig
 from pointproj.training.losses import eikonal_penalty, loss_function
 from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
-from pointproj.training.step import TrainingStep, time_step
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+from pointproj.training.step import TrainingStep
 
 
 def batches(count, sizes=(3,), device="cpu"):
@@ -144,26 +142,14 @@ def test_compiled_losses_equal_eager_ones():
     assert compiled == pytest.approx(losses(make_step(), batches(5)), rel=1e-5)
 
 
-def test_times_are_of_forward_pass_and_step():
-    step = make_step()
-    timed = time_step(step, next(batches(1)), repetitions=2)
-    assert set(timed) == {"forward_ms", "step_ms"}
-    assert timed["forward_ms"] > 0
-    assert timed["step_ms"] > 0
-
-
 @pytest.mark.parametrize(
     ("step", "expected"),
     [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (12, 0.5), (19, 0.5 * (1 + math.cos(math.pi * 15 / 16)))],
 )
-def test_cosine_follows_a_linear_warmup(step, expected):
+def test_cosine_follows_a_linear_warmup_and_a_constant_rate_stays(step, expected):
     settings = OptimizerConfig("adam", lr=2.0, warmup=0.2, schedule="cosine")
     assert learning_rate(settings, step, 20) == pytest.approx(2.0 * expected)
-
-
-def test_constant_rate_stays():
-    settings = OptimizerConfig("adam", lr=2.0)
-    assert [learning_rate(settings, step, 3) for step in range(3)] == [2.0, 2.0, 2.0]
+    assert learning_rate(OptimizerConfig("adam", lr=2.0), step, 20) == 2.0
 
 
 def test_losses_are_those_the_targets_ask_for():
@@ -225,7 +211,6 @@ def test_a_step_with_eikonal_term_brings_gradients_nearer_to_length_1():
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_captured_losses_equal_eager_ones_in_every_batch_size(clip):
     captured = make_step("cuda", compile=True, capturable=True, clip=clip)
@@ -236,7 +221,6 @@ def test_captured_losses_equal_eager_ones_in_every_batch_size(clip):
     assert replayed == pytest.approx(eager, rel=1e-4)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_note_is_of_its_moment_whatever_steps_follow(device):
     step, other = make_step(device), make_step(device)
     *given, later = batches(5, device=device)
@@ -256,7 +240,6 @@ def test_a_note_is_of_its_moment_whatever_steps_follow(device):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_step_that_cannot_be_captured_goes_on_without(caplog):
     step = make_step("cuda", compile=True, capturable=True)
     plain = step.optimizer.step
@@ -274,7 +257,6 @@ def test_a_step_that_cannot_be_captured_goes_on_without(caplog):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_captured_step_never_waits_for_the_device():
     step = make_step("cuda", compile=True, capturable=True)
     given = list(batches(8, device="cuda"))

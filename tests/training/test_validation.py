@@ -16,31 +16,26 @@ def batch(target, clouds=None, query_points=None):
     }
 
 
-def test_distance_error_is_the_mean_absolute_difference():
-    errors = field_errors(
-        "udf", torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [0.0, 1.0]])
-    )
-    assert errors["mean_absolute_error"].tolist() == [1.5, 0.5]
-
-
-def test_signed_distance_also_counts_the_right_side():
-    prediction, target = torch.tensor([[-1.0, 1.0, 0.5, 0.5]]), torch.tensor([[-2.0, 1.0, -0.5, 0.5]])
-    errors = field_errors("sdf", prediction, target)
-    assert errors["mean_absolute_error"].tolist() == [0.5]
-    assert errors["sign_accuracy"].tolist() == [0.75]
-
-
-def test_occupancy_counts_wrong_labels_and_overlap():
-    logits = torch.tensor([[3.0, 3.0, -3.0, -3.0], [-1.0, -1.0, -1.0, -1.0]])
-    inside = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    errors = field_errors("occupancy", logits, inside)
-    assert errors["error_rate"].tolist() == [0.5, 0.0]
-    torch.testing.assert_close(errors["iou"], torch.tensor([1 / 3, 1.0]))
-
-
-def test_random_target_is_measured_by_squares():
-    errors = field_errors("random", torch.zeros(1, 2), torch.tensor([[1.0, 3.0]]))
-    assert errors["mean_squared_error"].tolist() == [5.0]
+@pytest.mark.parametrize(
+    ("kind", "predicted", "target", "expected"),
+    [
+        ("udf", [[1.0, 2.0], [0.0, 0.0]], [[0.0, 4.0], [0.0, 1.0]], {"mean_absolute_error": [1.5, 0.5]}),
+        (
+            *("sdf", [[-1.0, 1.0, 0.5, 0.5]], [[-2.0, 1.0, -0.5, 0.5]]),
+            {"mean_absolute_error": [0.5], "sign_accuracy": [0.75]},
+        ),
+        (
+            *("occupancy", [[3.0, 3.0, -3.0, -3.0], [-1.0] * 4], [[1.0, 0.0, 1.0, 0.0], [0.0] * 4]),
+            {"error_rate": [0.5, 0.0], "iou": [1 / 3, 1.0]},
+        ),
+        ("random", [[0.0, 0.0]], [[1.0, 3.0]], {"mean_squared_error": [5.0]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_errors_of_each_target(kind, predicted, target, expected):
+    errors = field_errors(kind, torch.tensor(predicted), torch.tensor(target))
+    for name, values in expected.items():
+        assert torch.equal(errors[name], torch.tensor(values)), name
 
 
 def test_every_mesh_counts_the_same_however_batches_fall():
@@ -49,8 +44,7 @@ def test_every_mesh_counts_the_same_however_batches_fall():
     assert evaluation.error == 3.0
     assert [mesh.errors["mean_absolute_error"] for mesh in evaluation.meshes] == [1.0, 2.0, 6.0]
     by_class = evaluation.by_class()
-    assert list(by_class) == ["chair", "table"]
-    assert by_class["chair"].error == 3.5
+    assert (list(by_class), by_class["chair"].error) == (["chair", "table"], 3.5)
     assert by_class["table"].error == 2.0
 
 

@@ -7,7 +7,6 @@ import torch
 
 from pointproj.nn.visibility.directions import shared_directions
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SETTINGS = {"same": 0.05, "rounds": 3, "least": 8}
 
 
@@ -23,7 +22,6 @@ def planes(counts, deviation=0.01, seed=0):
     return (signs * around).float()[order][None], directions.float()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("counts", "voting"), [([700, 400, 150], 1250), ([30, 8], 38), ([900, 90, 20], 2000)]
 )

@@ -1,13 +1,11 @@
 """Edges of flat pieces: at the planes of other faces, where no sample of the same plane is beyond."""
 
-import pytest
 import torch
 
 from pointproj import knn
 from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.edges import nearest_edges
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 RADIUS = 0.09
 
 
@@ -29,7 +27,6 @@ def radii_of(points):
     return torch.full(points.shape[:2], RADIUS, device=points.device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_faces_of_a_box_end_where_others_begin(device):
     points, normals, size = box()
     inputs = (tensor.to(device) for tensor in (points, around(points), normals, radii_of(points)))
@@ -50,7 +47,6 @@ def test_faces_of_a_box_end_where_others_begin(device):
     torch.testing.assert_close(total, torch.full_like(total, 0.04), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_faces_end_at_a_gap_to_another_in_the_same_plane(device):
     points, normals, size = box()
     gap = 0.03  # less than samples are apart
@@ -67,7 +63,6 @@ def test_faces_end_at_a_gap_to_another_in_the_same_plane(device):
     assert (found & across).any(1)[beside].float().mean() > 0.8  # where the gap's sides have samples
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_the_kernel_finds_what_operators_of_torch_find(device):
     points, normals, _ = box(301, seed=1, clouds=2)
     normals[:, ::7] = 0

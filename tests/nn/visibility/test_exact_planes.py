@@ -8,8 +8,6 @@ from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.constants import ExactPlane
 from pointproj.nn.visibility.exact_planes import exact_planes
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def board(count=1100, thickness=0.01, seed=0):
     """A tilted board of 1.2 by 0.8, its faces' normals, and which samples are on its narrow sides."""
@@ -31,7 +29,6 @@ def search(points, k=1 + ExactPlane.NEIGHBORS, of=exact_planes):
     return normals[0], support[0, :, 0]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_faces_and_narrow_sides_of_a_board_have_their_planes(device):
     points, expected, narrow = board(thickness=0.05)
     normals, support = (result.cpu() for result in search(points.to(device)))
@@ -47,7 +44,6 @@ def test_faces_and_narrow_sides_of_a_board_have_their_planes(device):
     assert 0.3 < support[~narrow].median() < 0.7  # about half of the neighbours are on the other face
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_narrow_sides_take_directions_of_other_faces(device):
     points, expected, narrow = board(1500, 0.004)
     generator = torch.Generator().manual_seed(1)
@@ -73,7 +69,6 @@ def test_clouds_with_noise_and_curved_ones_have_none():
     assert (search(ball)[1] > 0).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("count", "k"), [(700, 33), (37, 33), (301, 20)])
 def test_kernels_find_what_operators_of_torch_find(device, count, k):
     points, _, _ = board(count, thickness=0.03, seed=4)

@@ -9,7 +9,6 @@ from pointproj.nn.visibility.constants import FacePlane
 from pointproj.nn.visibility.face_planes import _propagate, propagate_planes
 from pointproj.nn.visibility.local_planes import local_planes
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DEVIATION = 0.01
 
 
@@ -29,7 +28,6 @@ def searched(points, k=25):
     return rows, local_planes(points, rows)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("k", "rounds", "last", "votes", "share"),
     [(25, 8, 0, 8, 1), (17, 1, 1, 2000, 1), (17, 1, 1, 8, 0.99), (25, 12, 2, 8, 0.95)],
@@ -108,7 +106,6 @@ def test_narrow_faces_take_directions_of_wide_ones(monkeypatch):
     assert with_directions > 0.9
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_clouds_without_noise_stay_and_points_that_are_not_finite_hurt_no_others(device):
     points, sensors = (tensor.to(device) for tensor in noisy_box(2, 300))
     rows, planes = searched(points)

@@ -5,8 +5,6 @@ from pointproj import knn
 from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.local_planes import local_planes
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def all_of(points):
     points = points[None]
@@ -99,7 +97,6 @@ def in_single(kind, count):
     return noisy_sheet(0.01, count).float()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("kind", "count"), [("noise", 301), ("sheets", 77), ("ball", 129), ("line", 33)])
 def test_kernels_find_the_planes_of_operators_of_torch(device, kind, count):
     points = torch.stack([in_single(kind, count), 0.7 * in_single(kind, count).flip(0)])
@@ -113,7 +110,6 @@ def test_kernels_find_the_planes_of_operators_of_torch(device, kind, count):
     assert same.double().mean() > 0.98
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_a_point_that_is_not_finite_leaves_other_planes_as_they_are(device):
     points = noisy_sheet(0, 200).float()[None].to(device)
     spoilt = torch.cat([points, torch.full((1, 1, 3), torch.nan, device=device)], dim=1)

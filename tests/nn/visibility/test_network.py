@@ -44,9 +44,14 @@ def test_batch_equals_the_loop_over_clouds():
     torch.testing.assert_close(model(query_points.expand(2, -1, -1), reference_points), one_by_one)
 
 
-def test_every_parameter_learns():
-    model = network(in_channels=0, rounds=2)
-    model(*cloud()).square().sum().backward()
+@pytest.mark.parametrize(
+    "settings", [{"in_channels": 0, "rounds": 2}, {"sensors": True, "in_channels": 2}], ids=str
+)
+def test_every_parameter_learns(settings):
+    features = torch.rand(2, 40, 2, generator=torch.Generator().manual_seed(5)).double()
+    given = torch.cat([features, directions()], dim=-1) if settings["in_channels"] else None
+    model = network(**settings)
+    model(*cloud(), features=given).square().sum().backward()
     silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
     assert silent == []
 
@@ -136,16 +141,6 @@ def test_sensors_that_are_not_known_are_zeros():
     assert not torch.allclose(model(query_points, reference_points, features=directions()), without)
 
 
-def test_features_and_sensors_are_told_apart_and_every_parameter_learns():
-    query_points, reference_points = cloud()
-    model = network(sensors=True, in_channels=2)
-    features = torch.rand(2, 40, 2, generator=torch.Generator().manual_seed(5)).double()
-    both = torch.cat([features, directions()], dim=-1)
-    model(query_points, reference_points, features=both).square().sum().backward()
-    silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
-    assert silent == []
-
-
 def test_attention_is_told_how_far_along_and_beside_sight_lines_points_are():
     query_points, reference_points = cloud(1)
     sensors, units = directions()[:1], torch.full((1, 40, 1), 0.5).double()
@@ -207,8 +202,7 @@ def test_one_index_serves_every_search_of_a_forward_pass_and_of_each_decoded_par
         return call
 
     monkeypatch.setattr(module, "build_index", counted)
-    for name in ("knn",):
-        monkeypatch.setattr(module, name, seen(getattr(module, name)))
+    monkeypatch.setattr(module, "knn", seen(module.knn))
     query_points, reference_points = cloud()
     model = network()
     encoding = model.encode(reference_points)

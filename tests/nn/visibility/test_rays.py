@@ -11,8 +11,6 @@ from pointproj.nn.visibility.constants import Edge, Ray
 from pointproj.nn.visibility.disk_grid import DiskGrid
 from pointproj.nn.visibility.rays import PAIRS, directions, neighboring, soft_visibility
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
 
 def disk_grid(points, normals, radii, edges=None):
     if edges is None:
@@ -42,7 +40,6 @@ def ball(points=800, radius=0.7):
     return radius * outwards, outwards, torch.full((1, points), 0.14)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("clouds", "count", "queries", "largest"),
     [(1, 1, 7, 0.5), (3, 37, 65, 0.3), (2, 301, 129, 0.1), (1, 67, 33, 4.0), (1, 500, 40, 0.01)],
@@ -55,7 +52,6 @@ def test_every_ray_meets_what_it_meets_without_cells(device, clouds, count, quer
     assert seen.std() > 0
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_disks_end_at_their_edges(device):
     centres, normals, radii = random_disks(2, 151, 3)
     generator = torch.Generator().manual_seed(4)
@@ -75,7 +71,6 @@ def test_disks_end_at_their_edges(device):
     assert (seen > soft_visibility(points, whole)).any()
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_beside_the_samples_of_a_closed_surface_one_side_is_open(device):
     centres, normals, radii = (tensor.to(device) for tensor in ball())
     grid = disk_grid(centres, normals, radii)

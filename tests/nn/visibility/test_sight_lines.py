@@ -1,13 +1,10 @@
 """Lines of sight, against every line and every point in double precision."""
 
-import pytest
 import torch
 
 from pointproj.nn.visibility import plain
 from pointproj.nn.visibility.constants import SightLine
 from pointproj.nn.visibility.sight_lines import nearest_sight_lines
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def scan(clouds=2, points=57, queries=23, seed=0):
@@ -18,7 +15,6 @@ def scan(clouds=2, points=57, queries=23, seed=0):
     return torch.rand(clouds, queries, 3, generator=generator) * 2 - 1, samples, sensors
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_distances_are_those_of_the_nearest_lines(device):
     points, samples, sensors = (tensor.to(device) for tensor in scan())
     beyond = torch.tensor([0.3, 1.1], device=device)
@@ -33,7 +29,6 @@ def test_distances_are_those_of_the_nearest_lines(device):
         torch.testing.assert_close(got[..., place].double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
 def test_clouds_without_lines_and_points_that_are_not_finite(device):
     points, samples, sensors = (tensor.to(device) for tensor in scan())
     points[0, 3, 1] = torch.inf
