@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pointproj.ops.specification.reference import KERNELS
+from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS
 
 OPERATORS = ("knn", "knn_aggregate", "radius_aggregate", "padded", "csr", "aggregate")
 OF_FEATURES = ("knn_aggregate", "radius_aggregate", "aggregate")
@@ -268,7 +268,7 @@ class _Drawing:
         call.kernel = self.one_of(self.kernels) if self.chance(0.8) else self.kernels[0]
         reductions = ("mean", "sum", "max") if self.operator == "aggregate" else ("mean", "sum")
         call.reduce = self.one_of(reductions)
-        if call.kernel == "compact" and call.radius is None:
+        if call.kernel in FINITE_SUPPORT and call.radius is None:
             call.radius = self.radius(call)
         call.power, call.eps = self.one_of((1.0, 2.0, 3.5)), self.eps()
         dtypes = torch.float32, torch.float32, torch.float64

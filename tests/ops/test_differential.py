@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pointproj
-from pointproj.ops.specification.reference import KERNELS
+from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS
 from tests.conftest import Where
 from tests.differential.check import Expected, check
 from tests.differential.draw import Call, draw
@@ -31,7 +31,7 @@ def _with_few_forms(call: Call) -> Call:
         reduce = "weighted" if "reference_weights" in call.leaves else call.reduce
         dtypes = call.leaves["query_points"].dtype, features.dtype
         able = [kernel for kernel in KERNELS if is_compiled(kernel, reduce, *dtypes)]
-        able = [kernel for kernel in able if kernel != "compact" or call.radius is not None]
+        able = [kernel for kernel in able if kernel not in FINITE_SUPPORT or call.radius is not None]
         call.kernel = able[call.number % len(able)]
     return call
 

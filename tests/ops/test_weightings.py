@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pointproj.benchmark.cases import Case, Problem
-from pointproj.ops.specification.reference import KERNELS, Weighting
+from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS, Weighting
 from tests.conftest import Where
 from tests.ops.cases import FP64, by_id, is_compiled, uniform
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
@@ -38,7 +38,7 @@ def backend(where: Where, monkeypatch: pytest.MonkeyPatch) -> Where:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in CASES])
 def test_values_and_gradients(case: Case, operator: str, kernel: str, backend: Where):
     options = {"kernel": kernel, "backend": backend.backend, **INVERSE}
-    if operator == "knn" and kernel == "compact":
+    if operator == "knn" and kernel in FINITE_SUPPORT:
         options["max_radius"] = case.radius
     reductions = ["mean", "sum"]
     if backend == ("warp", "cpu"):
