@@ -175,7 +175,7 @@ def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: p
     _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     (tmp_path / PROGRAM).write_text("the program before")
     monkeypatch.setattr("pointproj.inference.export._difference", lambda *_: 0.1)
-    with pytest.raises(ExportError, match=f"{PROGRAM} computes is 1.0e-01 away"):
+    with pytest.raises(ExportError, match=f"{PROGRAM} differs from the network by 1.0e-01"):
         export(tmp_path / "best.pt", tmp_path, device="cpu")
     assert (tmp_path / PROGRAM).read_text() == "the program before"
     assert {path.name for path in tmp_path.iterdir()} == {"best.pt", PROGRAM}
