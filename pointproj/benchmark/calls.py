@@ -99,6 +99,8 @@ class Calls:
             sigma = torch.tensor(inputs.sigma, device=self.device, requires_grad=True)
             differentiable = inputs._replace(problem=Problem(*points, *inputs.problem[2:]), sigma=sigma)
             leaves, given = (*self.leaves, *points, sigma), (differentiable, *self.leaves)
+        elif mode == "second":
+            return self._second_call(function)
 
         def with_gradients() -> tuple[Tensor, ...]:
             values = function(*given)
@@ -106,6 +108,16 @@ class Calls:
             return values.detach(), *gradients
 
         return with_gradients
+
+    def _second_call(self, function: Callable) -> Call:
+        query = self.inputs.points[0].detach().clone().requires_grad_()
+        inputs = self.inputs._replace(problem=self.inputs.problem._replace(query_points=query))
+
+        def second() -> Tensor:
+            loss = eikonal_loss(function(inputs, *self.leaves), query, self.upstream[:, 0])
+            return torch.autograd.grad(loss, self.leaves)[0]
+
+        return second
 
     def _network_call(self, mode: str, execution: str) -> Call:
         step = self.step(execution)
@@ -117,6 +129,12 @@ class Calls:
         if step.mode != execution:
             raise RuntimeError(f"the step runs {step.mode} instead; the log above says why")
         return lambda: step(self.batch)
+
+
+def eikonal_loss(values: Tensor, query_points: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over queries of (slope - 1)^2, with the slope of the channels' sum by the position."""
+    (slope,) = torch.autograd.grad(values.sum(), query_points, create_graph=True)
+    return (weights * (slope.norm(dim=-1) - 1).square()).sum()
 
 
 def _function(function: Callable, compiled: bool) -> Callable:

@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from pointproj.config import ConfigError, nearest
 
 WORKLOADS = (  # first those that README shows; of the others, what takes long comes last
-    *("w1", "w2", "w2_wide", "scaling", "lists", "attend", "large"),
+    *("w1", "w2", "w2_wide", "scaling", "lists", "cfd", "attend", "large"),
     *("host", "batches", "import", "farthest", "gino", "geotransolver", "start"),
 )
 SEARCH = ("build", "search", "knn")
-SUMS = ("aggregate", "operator", "gradients")
+SUMS = ("aggregate", "operator", "gradients", "second")
 NETWORK = ("forward", "step")
 LISTS = ("padded", "csr")
 LIST_SUMS = ("aggregate_padded", "aggregate_csr")
@@ -38,7 +38,9 @@ class BenchConfig:
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: what allocates it; with rmm, names end in "+ RMM"
-    sizes: list[int] | None = None  # of scaling, lists, attend; null: those of the device, in workloads.py
+    sizes: list[int] | None = (
+        None  # of scaling, lists, cfd, attend; null: those of the device, in workloads.py
+    )
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
     minutes: float = 8.0  # after this long no row is begun

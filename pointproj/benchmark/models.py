@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pointproj.benchmark.clouds import furniture_surface
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.implementations import OURS, import_failure
 from pointproj.benchmark.parity import relative_error
 from pointproj.benchmark.recorder import MIB, NoTime, Part, Recorder, check_error, one_row
 from pointproj.benchmark.results import MISSING, Row
-from pointproj.benchmark.workloads import furniture_surface
 from pointproj.runtime.memory import allocated_bytes
 
 LONGEST_S = 1800  # of a row

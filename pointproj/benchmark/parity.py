@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.calls import Calls
+from pointproj.benchmark.calls import Calls, eikonal_loss
 from pointproj.benchmark.config import LIST_SUMS, NETWORK
 from pointproj.benchmark.implementations import FoundPairs, Implementation, Nearest
 from pointproj.benchmark.peers import attention_by_einsum
@@ -59,6 +59,8 @@ class Expected:
             step = calls.step(execution)
             prediction = result if mode == "forward" else step.forward(calls.batch)
             return self.network_error(prediction, step.model)
+        if mode == "second":
+            return relative_error(result.flatten(0, -2), self._second)
         return self.sums_error(mode, *((result,) if mode == "aggregate" else result))
 
     def neighbors_error(self, found: Nearest, *, check_distances: bool) -> float:
@@ -213,6 +215,19 @@ class Expected:
                 value.backward(self._upstream[some])  # adds to the gradients
                 values.append(value.detach())
         return torch.cat(values), [of.grad for of in leaves]
+
+    @cached_property
+    def _second(self) -> Tensor:
+        """The features' gradient, in fp64, of the eikonal loss of the checked queries."""
+        aggregate, features = self._aggregate("operator"), self.features.double().requires_grad_()
+        sigma = features.new_tensor(self.inputs.sigma)
+        for rows, own in zip(self.rows, self.clouds, strict=True):
+            pairs = PAIRS_WITH_GRADIENT[self.device.type]
+            for some in rows.to(self.device).split(max(1, pairs // max(1, own.stop - own.start))):
+                query = self.query[some].double().requires_grad_()
+                values = aggregate(query, self.points[own].double(), features[own], sigma)
+                eikonal_loss(values, query, self._upstream[some, 0].double()).backward()
+        return features.grad
 
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""

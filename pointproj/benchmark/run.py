@@ -28,7 +28,7 @@ from pointproj.runtime.memory import configure_allocator
 
 log = logging.getLogger(__name__)
 
-WITH_GRADIENTS = ("operator", "gradients", *LIST_SUMS)
+WITH_GRADIENTS = ("operator", "gradients", "second", *LIST_SUMS)
 OTHERS = {"large": large.parts, "start": start.parts, "import": start.import_parts}
 
 

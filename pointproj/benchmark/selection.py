@@ -164,7 +164,7 @@ def _executions(
     if config.execution is None:
         useful = workload.fewer.get(mode, workload.executions)
         if ours and device_type in implementation.brute_force:
-            useful = () if mode == "gradients" or workload.name == "host_w1" else EXECUTIONS[:1]
+            useful = () if mode in ("gradients", "second") or workload.name == "host_w1" else EXECUTIONS[:1]
         elif not ours or "captured" not in implementation.executions:
             both = attends or (workload.executions == EXECUTIONS and mode in NETWORK)
             useful = EXECUTIONS[:2] if both else EXECUTIONS[:1]

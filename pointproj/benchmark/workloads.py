@@ -6,19 +6,14 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import pointproj
-from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Problem, clustered, cube, gaussian
+from pointproj.benchmark.cases import W1, W2, W2_WIDE, Case, Problem, clustered, gaussian
+from pointproj.benchmark.clouds import MakeCloud, crystal, ellipsoid, graded, surface, uniform
 from pointproj.benchmark.config import EXECUTIONS, LISTS, NETWORK, OF_LISTS, SEARCH, SUMS, BenchConfig
-from pointproj.data.furniture import CLASSES, make_furniture
-from pointproj.geometry.meshes import normalize
-from pointproj.geometry.sampling import sample_surface
 from pointproj.ops.specification import reference
-
-MakeCloud = Callable[[torch.Generator], Tensor]
 
 SIZES = {"cuda": (10**4, 10**5, 10**6, 10**7, 10**8), "cpu": (10**4, 10**5, 10**6)}  # uniform points
 SIZE = {"cuda": 10**7, "cpu": 10**6}  # of the other clouds
@@ -26,7 +21,10 @@ LIST_SIZES = {"cuda": (10**5,), "cpu": (10**4, 10**5)}
 CRYSTAL_SIZES = {"cuda": (10**5, 4 * 128**3), "cpu": (10**5,)}
 SELF_K = 8  # of a cloud searched within itself
 
-UNCOMPILED = ("eager", "captured")  # w1 and w2 show what the compiler gains; compiling all takes minutes
+UNCOMPILED = (
+    "eager",
+    "captured",
+)  # torch compiles no second derivatives; w1 and w2 show what the compiler gains; compiling all takes minutes
 GRID = 30**3
 RAGGED = tuple((GRID, size) for size in (1_000, 3_000, 6_000, 9_000, 10_000, 12_000, 16_000, 23_000))
 
@@ -36,6 +34,10 @@ ATTEND_K, ATTEND_CHANNELS, HEADS = 16, 64, 4
 LIST_K = 32  # the most neighbours within the radius
 LIST_CAPACITY = 40  # pairs per query that csr has room for
 LIST_MOST = 256  # neighbours that a query has at most
+CROWDED_RADIUS, CROWDED_K = 0.6, (32, 128)  # of 10^5 uniform points: 1,400 neighbours within the radius
+CFD_SIZES = {"cuda": (10**5, 10**6), "cpu": (10**4,)}  # points of the volume
+WALL_RADIUS = 0.01
+WALL = 10**5  # points of the wall, or all that the volume has
 CHANNELS = 25
 CRYSTAL_K = 43  # a point and the three shells of 12, 6 and 24 around it
 CRYSTAL_RADIUS = 1.3  # between the third shell and the fourth, in units of the cell's edge
@@ -89,6 +91,9 @@ def workloads(config: BenchConfig, device_type: str) -> Iterator[Workload]:
     for name in config.workloads:
         yield from _of_cases(name, device_type)
         yield from _within_itself(name, config.sizes, device_type)
+        if name == "cfd":
+            for size in config.sizes or CFD_SIZES[device_type]:
+                yield from _of_flow(size)
 
 
 def of_case(case: Case, operator: str) -> Callable[[torch.device], Inputs]:
@@ -108,6 +113,17 @@ def within_itself(
     if channels:
         features = torch.randn(len(cloud), channels, generator=generator).to(device)
     return Inputs(Problem(cloud, cloud, features), k)
+
+
+def between(
+    queries: MakeCloud, points: MakeCloud, device: torch.device, *, channels: int = 1, **neighborhood: float
+) -> Inputs:
+    """Neighbours of the points of one cloud among those of another, or of the same, with random features."""
+    generator = torch.Generator().manual_seed(0)
+    cloud = points(generator).float().to(device)
+    query = cloud if queries is points else queries(generator).float().to(device)
+    features = torch.randn(len(cloud), channels, generator=generator).to(device)
+    return Inputs(Problem(query, cloud, features), **neighborhood)
 
 
 def list_inputs(points: MakeCloud, device: torch.device) -> Inputs:
@@ -140,51 +156,14 @@ def radius_of(points: Tensor) -> float:
     return float(f"{squared.kthvalue(LIST_K, dim=1).values.sqrt().median().item():.3g}")
 
 
-def uniform(count: int) -> MakeCloud:
-    """Points in [-1, 1]^3."""
-    return lambda g: cube(g, count)
-
-
-def surface(count: int) -> MakeCloud:
-    """Points on the surfaces of ten pieces of furniture, each in a cube of its own, side by side."""
-
-    def points(g: torch.Generator) -> Tensor:
-        rng = np.random.default_rng(torch.randint(2**31, (), generator=g).item())
-        shares = np.diff(np.linspace(0, count, len(CLASSES) + 1).astype(int))
-        clouds = [furniture_surface(name, int(n), rng) for name, n in zip(CLASSES, shares, strict=True)]
-        for place, sampled in enumerate(clouds):
-            sampled[:, 0] += 2 * place
-        cloud = torch.from_numpy(np.concatenate(clouds))
-        return cloud[torch.randperm(count, generator=g)].double()
-
-    return points
-
-
-def crystal(count: int) -> MakeCloud:
-    """The first points of a face-centred cubic crystal of edge 1, cell by cell."""
-
-    def points(g: torch.Generator) -> Tensor:
-        side = next(side for side in range(1, count) if 4 * side**3 >= count)
-        ticks = torch.arange(side, dtype=torch.float64) + 0.25  # no point at 0: some libraries fill with it
-        cells = torch.cartesian_prod(ticks, ticks, ticks)
-        of_cell = torch.tensor([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]], dtype=torch.float64)
-        return (cells[:, None] + of_cell).view(-1, 3)[:count]
-
-    return points
-
-
-def furniture_surface(class_name: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """(count, 3) points on the surface of one piece, within [-1, 1]^3."""
-    return sample_surface(normalize(make_furniture(class_name, seed=1)), count, rng)[0]
-
-
 def _of_cases(name: str, device_type: str) -> Iterator[Workload]:
     """W1 and W2, small clouds for the host's time, and batches."""
     if name == "w1":
-        fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "forward"), UNCOMPILED)
+        fewer = dict.fromkeys(("build", "search", "aggregate", "gradients", "second", "forward"), UNCOMPILED)
         yield Workload("w1", "knn", (*SEARCH, *SUMS, *NETWORK), of_case(W1, "knn"), fewer=fewer)
     elif name in ("w2", "w2_wide"):
-        fewer = {**dict.fromkeys(("operator", "gradients", "step"), UNCOMPILED), "aggregate": ("eager",)}
+        captured = dict.fromkeys(("operator", "gradients", "second", "step"), UNCOMPILED)
+        fewer = {**captured, "aggregate": ("eager",)}
         make_inputs = of_case(W2 if name == "w2" else W2_WIDE, "radius")
         yield Workload(name, "radius", (*SUMS, "step"), make_inputs, fewer=fewer)
     elif name == "host":
@@ -228,6 +207,10 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
             for kind, points, of in (("uniform", uniform, UNCOMPILED), ("surface", surface, ("eager",))):
                 make_inputs = partial(list_inputs, points(size))
                 yield Workload(f"lists_{kind}", "radius", OF_LISTS, make_inputs, executions=of)
+            cloud = uniform(size)
+            for k in CROWDED_K:
+                make_inputs = partial(between, cloud, cloud, radius=CROWDED_RADIUS, k=k)
+                yield Workload("lists_crowded", "radius", LISTS[:1], make_inputs, executions=UNCOMPILED)
         for size in sizes or CRYSTAL_SIZES[device_type]:
             make_inputs = partial(crystal_inputs, size)
             yield Workload("lists_crystal", "radius", LISTS, make_inputs, executions=UNCOMPILED)
@@ -235,3 +218,19 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
         for size in sizes or ATTEND_SIZES[device_type]:
             make_inputs = partial(attention_inputs, size)
             yield Workload("attend", "attend", SUMS[:2], make_inputs, executions=UNCOMPILED)
+
+
+def _of_flow(size: int) -> Iterator[Workload]:
+    """Searches in the graded cloud around a body, of its own points, of the body's wall and of a box."""
+    volume, wall, box = graded(size), ellipsoid(min(size, WALL)), uniform(GRID)
+    found = {"operator": "knn", "modes": ("knn",)}
+    for name, queries, points, k, of in (
+        ("cfd_volume", volume, volume, SELF_K, found),
+        ("cfd_wall", wall, volume, 16, found),
+        ("cfd_far", volume, wall, SELF_K, found),
+        ("cfd_box", box, volume, W1.k, {"operator": "knn", "modes": SUMS[:2]}),
+        ("cfd_lists", wall, volume, LIST_K, {"operator": "radius", "modes": LISTS[:1]}),
+    ):
+        neighborhood = {"k": k} | ({"radius": WALL_RADIUS} if of["operator"] == "radius" else {})
+        make_inputs = partial(between, queries, points, channels=32, **neighborhood)
+        yield Workload(name, make_inputs=make_inputs, executions=UNCOMPILED, **of)

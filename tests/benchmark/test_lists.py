@@ -123,7 +123,7 @@ def test_sizes_and_executions_are_those_of_the_device():
         return {execution for measurements in rows for _, execution in measurements}
 
     assert [w.name for w in workloads(config, "cuda")] == [
-        *("lists_uniform", "lists_surface"),
+        *("lists_uniform", "lists_surface", "lists_crowded", "lists_crowded"),
         *("lists_crystal", "lists_crystal"),
     ]
     assert executions(config, "cuda", "lists_uniform") == {"eager", "captured"}

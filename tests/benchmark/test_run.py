@@ -227,6 +227,9 @@ def test_all_gradients_agree_with_the_reference(workload: Workload, backend: str
     for place, name in enumerate(("features", "query_points", "reference_points", "sigma")):
         changed = [g * 1.01 if i == place else g for i, g in enumerate(gradients)]
         assert expected.sums_error("operator", values, *changed) == pytest.approx(0.01, rel=1e-2), name
+    second = calls.make("second", "eager")()
+    assert expected.error(calls, "second", "eager", second) < 1e-5
+    assert expected.error(calls, "second", "eager", second * 1.01) == pytest.approx(0.01, rel=1e-2)
 
 
 def test_error_is_that_of_the_changed_value_or_gradient():
