@@ -49,6 +49,9 @@ _LIBRARIES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "torch-cluster": ("torch-cluster", ("torch_cluster",), BOTH),
     "nvalchemiops": ("nvalchemi-toolkit-ops", ("nvalchemiops.torch.neighbors",), BOTH),
     "KeOps": ("pykeops", ("pykeops.torch",), BOTH),
+    "cupy-knn": ("cupy-knn", ("cupy_knn",), BOTH[1:]),
+    "torch-fps": ("torch-fps", ("torch_fps",), BOTH),
+    "vesin": ("vesin-torch", ("vesin_torch",), BOTH),
     "scipy cKDTree": ("scipy", ("scipy.spatial",), BOTH[:1]),
     "pykdtree": ("pykdtree", ("pykdtree.kdtree",), BOTH[:1]),
 }
@@ -216,6 +219,16 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tens
     return squared[..., :k], indices[..., :k]
 
 
+def cupy_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Build the tree, prepare the kernel for k, and query; squared distances."""
+    query, reference = _arrays(query, reference)
+    index = _of("cupy_knn.LBVHIndex")()
+    index.build(reference)
+    index.prepare_knn_default(k)
+    indices, squared, _ = index.query_knn(query)
+    return torch.from_dlpack(squared), torch.from_dlpack(indices).long()
+
+
 def _keops_squared(query: Tensor, reference: Tensor) -> Any:
     lazy = _of("pykeops.torch.LazyTensor")
     if query.is_cuda and torch.version.cuda.startswith("13."):
@@ -252,6 +265,23 @@ def torch_cluster_farthest(inputs: Inputs) -> Tensor:
     points, size = inputs.points[0], inputs.points[0].shape[-2]
     rows = _of("torch_cluster.fps")(*_packed(points), ratio=inputs.k / size, random_start=False)
     return rows.view(*points.shape[:-2], inputs.k) % size
+
+
+def torch_fps_farthest(inputs: Inputs) -> Tensor:
+    """Its sampler of dense batches, without the checks that wait for the device."""
+    points = inputs.points[0]
+    clouds = points.view(-1, *points.shape[-2:])
+    options = {"random_start": False, "validate": False, "assume_finite": True}
+    exists = torch.ones(clouds.shape[:2], dtype=torch.bool, device=points.device)
+    rows = _of("torch_fps.farthest_point_sampling")(clouds, exists, inputs.k, **options)
+    return rows.view(*points.shape[:-2], inputs.k)
+
+
+def vesin_csr(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Queries, indices and distances of the pairs, searched in float64."""
+    points = inputs.points[0]
+    made = _of("vesin_torch.NeighborList")(inputs.radius, full_list=True)
+    return tuple(made.compute(points, points.new_zeros(3, 3), periodic=False, quantities="ijd"))
 
 
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> tuple[None, Tensor]:
@@ -321,6 +351,7 @@ ROWS = {"read": lambda found: FoundPairs(found[0], found[1]), **ON_GPU}
 PAIRS = {"read": lambda found: FoundPairs(*found[0].long(), found[-1])}
 PADDED = {"read": lambda of: padded_pairs(of[0], of[0] < len(of[0]), of[3], of[1]), "itself": False}
 OTHERS = {**PAIRS, "itself": False}
+VESIN_PAIRS = {"read": lambda of: FoundPairs(*of), "itself": False}
 TREE_PADDED = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
 BLOCK = "physicsnemo.nn.module.point_transformer_attention"
@@ -330,6 +361,7 @@ EXACT = "exactly as many pairs as there are, so it waits for the device"
 FIRST_ROWS = "the first found, not the nearest, as pairs; no distances, no counts"
 FIRST_OTHERS = "the first found, not the nearest, without the point itself; also periodic shifts; waits"
 ALL_OTHERS = f"{EXACT}, without the point itself; also periodic shifts"
+VESIN = f"{EXACT}, without the point itself; searched in float64"
 UNORDERED = "pairs, not in the order of the queries; one core"
 
 CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
@@ -350,8 +382,10 @@ PEERS: list[Implementation] = [
     peer("cuML", "knn", cuml_knn, **TILED),
     peer("cupyx KDTree", "knn", CUPYX, **EAGER),
     peer("jz-tree", "knn", jztree_knn, **EAGER),
+    peer("cupy-knn", "knn", cupy_knn, **EAGER),
     peer("torchbvh", "knn", torchbvh_knn, **EAGER, batched=True),
     peer("torchbvh", "farthest", BVH_FARTHEST, batched=True),
+    peer("torch-fps", "farthest", torch_fps_farthest, batched=True),
     peer("torch-cluster", "farthest", torch_cluster_farthest, batched=True),
     peer("torch-cluster", "knn", torch_cluster_knn, **GPU_ONLY, batched=True),
     peer("torch-cluster", "sums", lambda of, f: _sum_pairs(of, f, *_cluster_pairs(of)), **GPU_ONLY),
@@ -359,6 +393,7 @@ PEERS: list[Implementation] = [
     peer("torch-cluster", "csr", lambda of: _cluster_pairs(of, of.most), "pairs; no distances", **ROWS),
     peer("nvalchemiops", "padded", lambda of: _nvalchemi(of, of.k), FIRST_OTHERS, **PADDED, **FIRST_FOUND),
     peer("nvalchemiops", "csr", lambda of: _nvalchemi(of, of.most, pairs=True), ALL_OTHERS, **OTHERS),
+    peer("vesin", "csr", vesin_csr, VESIN, **VESIN_PAIRS),
     peer("KeOps", "knn", keops_knn, batched=True, brute_force=PAIRS_PER_SECOND | TILED["brute_force"]),
     peer("KeOps", "sums", keops_radius, brute_force=PAIRS_PER_SECOND | TILED["brute_force"]),
     peer("scipy cKDTree", "knn", SCIPY),

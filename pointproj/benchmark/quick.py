@@ -4,14 +4,16 @@ It measures the rows of ``bench.py`` that most users need, and shows them as a t
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from pointproj.benchmark import peers, plots
-from pointproj.benchmark.config import DEVICES, BenchConfig
+from pointproj.benchmark import league, peers, plots
+from pointproj.benchmark.config import DEVICES, MODES, BenchConfig
 from pointproj.benchmark.results import OK, Row, select
 from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import backend_names, missing_backend
@@ -26,6 +28,7 @@ TASKS = {  # heading: workload and mode
     "sums within a radius, 25,000 points, with gradient": ("w2", "operator"),
     "training step within a radius": ("w2", "step"),
 }
+LEAGUE = ("w1", "w2", "scaling", "lists", "cfd", "attend", "farthest")  # workloads that peers have
 # torch compares all pairs; on a CPU triton is interpreted.
 LEFT_OUT = {"cpu": ("torch", "triton"), "cuda": ("torch",)}
 
@@ -53,6 +56,13 @@ def table(rows: list[Row]) -> list[str]:
     return lines_of(columns, _by_task(rows).items(), "{ms}", "milliseconds")
 
 
+def _agrees(text: str) -> bool:
+    if not sys.stdin.isatty():
+        print(f"{text} Nobody can answer here: --yes installs them.")
+        return False
+    return input(f"{text} [y/N] ").strip().lower() in ("y", "yes")
+
+
 def _by_task(rows: list[Row]) -> dict[str, list[Row]]:
     return {task: select(rows, workload=workload, mode=mode) for task, (workload, mode) in TASKS.items()}
 
@@ -65,15 +75,34 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--device", choices=DEVICES, default="auto")
     parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="folder")
-    parser.add_argument("--minutes", type=float, default=2.0, help="rows not begun by then are left out")
+    parser.add_argument(
+        "--peers",
+        choices=("installed", "all"),
+        default="installed",
+        help="all: install, after asking, those that pip brings without a compiler; measure and rank more",
+    )
+    parser.add_argument("--yes", action="store_true", help="install without asking")
+    parser.add_argument(
+        "--minutes", type=float, help="rows not begun by then are left out; default: 2, with --peers all 20"
+    )
     chosen = parser.parse_args(arguments)
     device = choose_device(chosen.device)
-    config = config_for(device.type, chosen.output / "benchmark.csv", chosen.minutes)
-    rows = run_benchmark(config, interleaved=[workload for workload, _ in TASKS.values()])
+    every = chosen.peers == "all"
+    if every:
+        league.install(league.missing(device.type), lambda text: chosen.yes or _agrees(text))
+    minutes = chosen.minutes or (20.0 if every else 2.0)
+    config = config_for(device.type, chosen.output / "benchmark.csv", minutes)
+    if every:
+        config = replace(config, workloads=[*LEAGUE], modes=list(MODES), sizes=None)
+    rows = run_benchmark(config, interleaved=() if every else [workload for workload, _ in TASKS.values()])
     timed = select(rows, status=OK)
     if not timed:
         print("nothing got a time; the lines above say why")
         return 1
+    if every:
+        ranked = chosen.output / "league.md"
+        ranked.write_text(league.page(rows), encoding="utf-8")
+        print(f"every measurement, where another library is faster first: {ranked}")
     Console(width=200).print(timed[0].device, Markdown("\n".join(table(rows))))
     picture = plots.draw_tasks(chosen.output / "benchmark.png", _by_task(timed))
     worst = max(row.parity_error or 0.0 for row in timed)

@@ -25,6 +25,11 @@ bounds it is said in [README.md](README.md). `python -m pointproj benchmark-tabl
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
 LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
+CROWDED = {"lists_crowded": "of about 1,400"}
+CFD = {
+    **{"cfd_volume": "cells", "cfd_wall": "wall in cells", "cfd_far": "cells in wall"},
+    **{"cfd_box": "sums in a box", "cfd_lists": "lists of the wall"},
+}
 FORMS = {"padded": "{k} nearest", "csr": "all"}
 
 BEGIN, END = "<!-- begin of the benchmark's table -->", "<!-- end of the benchmark's table -->"
@@ -166,7 +171,8 @@ def _found(names: Mapping[str, str], heading: str, rows: list[Row], further: str
     for row in sorted(found, key=lambda row: (order.index(row.workload), row.k or 0, row.references)):
         each = row.references // row.clouds
         clouds = f"{row.clouds} of " if row.clouds > 1 else ""
-        title = heading.format(name=names[row.workload], size=_count(each), clouds=clouds, each=each, k=row.k)
+        given = {"name": names[row.workload], "size": readable_size(each), "each": each, "k": row.k}
+        title = heading.format(clouds=clouds, **given)
         columns[title] = {key: getattr(row, key) for key in ("workload", "references", further)}
     return columns
 
@@ -195,7 +201,8 @@ def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
     return columns
 
 
-def _count(number: int) -> str:
+def readable_size(number: int) -> str:
+    """A count, as a power of ten if it is one."""
     exponent = len(str(number)) - 1
     return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
 
@@ -244,6 +251,17 @@ _TABLES: dict[str, Any] = {
     "Lists of neighbours within a radius, index built in each call, milliseconds": partial(_lists, FORMS),
     "Aggregation over ready lists of 25 channels, with the features' gradient, milliseconds": partial(
         _lists, {"aggregate_padded": "padded", "aggregate_csr": "CSR"}
+    ),
+    "The k nearest of many within a radius, milliseconds": partial(
+        _found, CROWDED, "{k} {name}, {size} points", further="k"
+    ),
+    "A graded cloud of cells around a body, index built in each call, milliseconds": partial(
+        _found, CFD, "{name}, k = {k}, {size} points", further="mode"
+    ),
+    "Second derivatives (a loss of slopes, by the features), milliseconds": (
+        _columns(mode={"operator": "first", "second": "second"}, workload=NAMED)
+        | {"W2 second, peak MiB": {"workload": "w2", "mode": "second"}},
+        _by_execution,
     ),
     "One cloud of 10^8 points, 10^7 queries, about 32 neighbours, 32 features, eager": (
         _columns(mode=_LARGE, workload="large")

@@ -1,10 +1,12 @@
 """Ours beside what is installed: a table and a picture of few rows."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from pointproj.benchmark import quick
+from pointproj.benchmark import league, quick
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import SKIPPED, Row
 from pointproj.benchmark.run import plan
@@ -58,3 +60,36 @@ def test_the_command_measures_what_is_installed(
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setattr(quick, "run_benchmark", lambda config, interleaved: ROWS[3:4])
     assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
+
+
+def test_the_league_begins_with_what_we_lose():
+    lost = row(implementation="scipy cKDTree", kind="peer", mode="step", execution="eager", p50_ms=0.07)
+    alone = row(implementation="native", workload="w2", p50_ms=1.0)
+    rows = [*ROWS, row(mode="step"), lost, alone]
+    heads = ["| measurement | ours, ms | fastest other, ms | theirs / ours |", "| --- | ---: | ---: | ---: |"]
+    of = "27,000 among 10^5, k = 7"
+    loses = f"| `w1` step, {of} | warp 0.28 | scipy cKDTree 0.07 | 0.25 |"
+    wins = f"| `w1` knn, {of} | native 8.8 | scipy cKDTree 43.4 | 4.93 |"
+    assert league.standings(rows) == [*heads, loses, wins]
+    assert league.standings(rows, losses=True) == [*heads, loses]
+    assert league.standings([alone]) == []
+    assert "- native, `w1` step: skipped, would take about 9 s a call" in league.page(rows)
+
+
+def test_libraries_are_installed_one_by_one_and_only_if_the_user_agrees(
+    monkeypatch: pytest.MonkeyPatch, capsys
+):
+    commands = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess:
+        commands.append(command)
+        failed = "broken" in command
+        return subprocess.CompletedProcess(command, int(failed), "", "no wheel" if failed else "")
+
+    monkeypatch.setattr(league.subprocess, "run", run)
+    league.install(["one", "broken"], lambda text: False)
+    assert commands == []
+    league.install(["one", "broken"], lambda text: "one, broken" in text)
+    assert [command[5] for command in commands] == ["one", "broken"]
+    assert f"torch=={torch.__version__}" in commands[0]
+    assert capsys.readouterr().out == "one: installed\nbroken: not installed: no wheel\n"

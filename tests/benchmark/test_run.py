@@ -372,4 +372,5 @@ def test_a_row_for_each_that_chooses_exactly():
         for w in workloads(config, "cuda")
         for e in entries(config, w, "cuda")
     }
-    assert found == {(n, name) for n in (1, 16) for name in ("torch", "native", "torchbvh", "torch-cluster")}
+    measured = ("torch", "native", "torchbvh", "torch-cluster", "torch-fps")
+    assert found == {(n, name) for n in (1, 16) for name in measured}
