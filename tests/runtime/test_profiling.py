@@ -126,7 +126,8 @@ def test_an_allocator_setting_without_gpu_is_told_to_have_no_effect(caplog):
 def test_expandable_segments_are_on_for_the_job_that_asks_and_off_for_the_next():
     def expandable():
         torch.cuda.empty_cache()
-        tensor = torch.ones(2**27, device="cuda")  # fits into nothing that other tests left
+        left = max((s["total_size"] for s in torch.cuda.memory_snapshot()), default=0)  # by other tests
+        tensor = torch.empty(left + 2**20, dtype=torch.uint8, device="cuda")  # fits into no segment
         start = tensor.data_ptr()
         of = (s for s in torch.cuda.memory_snapshot() if 0 <= start - s["address"] < s["total_size"])
         return next(of)["is_expandable"]
