@@ -67,7 +67,7 @@ UNREADABLE = {
     "only comments": ("# OFF\n\n", "is empty"),
     "another format": ("ply\nformat ascii 1.0\n", "begin with OFF, got 'ply'"),
     "header alone": ("OFF\n", "vertex and face counts"),
-    "binary": ("OFF BINARY\n\0\0\0\1", "vertex and face counts, got 'BINARY'"),
+    "binary": ("OFF BINARY\n\0\0\0\1", "has binary numbers (OFF BINARY)"),
     "no counts": ("OFF\nchair\n", "got 'chair'"),
     "no faces": ("OFF\n3 0 0\n0 0 0\n1 0 0\n0 1 0\n", "declares 3 vertices and 0 faces"),
     "negative count": ("OFF\n-1 1 0\n0 0 0\n", "declares -1 vertices"),

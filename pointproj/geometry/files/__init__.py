@@ -1,4 +1,4 @@
-"""Read and write mesh files: OFF and PLY by readers of this package, other formats by trimesh, with checks.
+"""Read and write mesh files, each format by a module of its own.
 
 Any file gives a mesh or a :class:`~pointproj.geometry.meshes.MeshError`. Common readers skip words that they
 do not understand, drop polygons, open further files that a file names, or trust the counts in a file. Here
@@ -8,15 +8,19 @@ not for the content that is declared.
 
 import stat
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from pointproj.geometry.files import library, off, ply
+from pointproj.geometry.files import gltf, obj, off, ply, stl, threemf
+from pointproj.geometry.files.origin import float32_origin, read_origin, write_origin
 from pointproj.geometry.files.text import Content, FormatError
 from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
+
+T = TypeVar("T")
 
 LARGEST_FILE_BYTES = 256 << 20
 """Larger files are refused. While text is read, it takes about nine times its size in memory."""
@@ -24,14 +28,23 @@ LARGEST_FILE_BYTES = 256 << 20
 READERS: dict[str, Callable[[bytes], Content]] = {
     ".off": off.parse,
     ".ply": ply.parse,
-    **{suffix: partial(library.parse, suffix=suffix) for suffix in library.CHECKS},
+    ".obj": obj.parse,
+    ".stl": stl.parse,
+    ".glb": gltf.parse_glb,
+    ".gltf": gltf.parse,
+    ".3mf": threemf.parse,
 }
 
 WRITERS: dict[str, Callable[[np.ndarray, np.ndarray], bytes]] = {
     ".off": off.dump,
     ".ply": ply.dump,
-    **{suffix: partial(library.dump, suffix=suffix) for suffix in (".obj", ".stl", ".glb")},
+    ".obj": obj.dump,
+    ".stl": stl.dump,
+    ".glb": gltf.dump,
 }
+
+SINGLE_PRECISION = (".stl",)
+"""Formats whose coordinates, far from zero, are relative to an origin in a file beside."""
 
 MESH_SUFFIXES = tuple(READERS)
 
@@ -41,7 +54,9 @@ def read_mesh(path: str | Path) -> Mesh:
 
     Polygons become fans of triangles, which is exact for convex polygons. Points, edges, colours, normals and
     textures are dropped. Vertices are not merged. All parts of a scene become one mesh; each part is placed
-    where the scene places it. The mesh has finite vertices and at least one face of positive area.
+    where the scene places it, and mirrored parts keep their outside. The mesh has finite vertices and at
+    least one face of positive area. If an origin of the coordinates stands beside the file, see
+    :mod:`~pointproj.geometry.files.origin`, it is added.
 
     Raises
     ------
@@ -85,10 +100,22 @@ def parse(content: bytes, path: str | Path) -> Content:
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise MeshError(path, f"is not a mesh file: expected {', '.join(READERS)}, got {path.suffix!r}")
+    found = guarded(read, content, path)
+    if path.suffix.lower() in SINGLE_PRECISION:
+        origin = guarded(lambda content: read_origin(path, content), content, path)
+        found = replace(found, vertices=found.vertices + origin)
+    return found
+
+
+def guarded(read: Callable[[bytes], T], content: bytes, path: Path) -> T:
+    """Call a reader; raise MeshError with the file's name for each of the many errors of damaged files."""
     try:
         return read(content)
     except FormatError as error:
         raise MeshError(path, str(error)) from error
+    except Exception as error:
+        kind = path.suffix[1:].upper()
+        raise MeshError(path, f"is not a complete {kind} file ({type(error).__name__}: {error})") from error
 
 
 def surface(content: Content, path: str | Path) -> Mesh:
@@ -111,13 +138,22 @@ def surface(content: Content, path: str | Path) -> Mesh:
 def write_mesh(mesh: Mesh, path: str | Path) -> None:
     """Write a mesh to a file.
 
-    OFF and PLY are read back bit by bit; OBJ has 12 digits, STL and GLB about 7. The file is written
-    completely or not at all; missing folders are made. Raises MeshError if the suffix is not in
-    :data:`WRITERS`, and OSError if the folder cannot be written to.
+    OFF, PLY and OBJ are read back bit by bit. STL and GLB have single precision; a mesh far from zero is
+    written relative to an origin near it, which GLB holds in its node, and a file ``NAME.stl.origin.json``
+    beside an STL file. The file is written completely or not at all; missing folders are made. Raises
+    MeshError if the suffix is not in :data:`WRITERS`, and OSError if the folder cannot be written to.
     """
     path = Path(path)
-    dump = WRITERS.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    dump = WRITERS.get(suffix)
     if dump is None:
         raise MeshError(path, f"cannot be written: expected {', '.join(WRITERS)}, got {path.suffix!r}")
+    if suffix not in SINGLE_PRECISION:
+        content = dump(mesh.vertices, mesh.faces)
+    else:
+        origin = float32_origin(mesh.vertices)
+        content = dump(mesh.vertices - origin, mesh.faces)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_origin(path, origin, content)  # first: without it, the file's coordinates would be wrong
     with replacing(path) as temporary:
-        temporary.write_bytes(dump(mesh.vertices, mesh.faces))
+        temporary.write_bytes(content)

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from pointproj.geometry.files import MESH_SUFFIXES, parse, read_content, surface
-from pointproj.geometry.files.checks import LARGEST_CONTENT
 from pointproj.geometry.files.text import Content, FormatError, are_numbers
+from pointproj.geometry.files.threemf import LARGEST_CONTENT
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
 from pointproj.geometry.sampling import SurfaceSampler, random_subset
 
@@ -116,6 +116,8 @@ def read_cloud(
         placement = _checked_placement(used, path)
         sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
         return Cloud(path.stem, *sample(sampler, count, generator), placement)
+    if content.other:
+        raise MeshError(path, f"holds {content.other}: expected a surface, or points")
     points, normals = content.vertices, content.normals
     placement = _checked_placement(points, path)
     ways = None if sensors is None else _towards(points, Path(sensors))
@@ -243,6 +245,6 @@ _POINT_READERS: dict[str, Callable[[bytes], Content]] = {
     **dict.fromkeys((".npy", ".npz"), _arrays),
 }
 
-POINT_SUFFIXES = (".ply", ".obj", *_POINT_READERS)
+POINT_SUFFIXES = (".ply", ".obj", ".glb", ".gltf", *_POINT_READERS)
 
 SUFFIXES = (*MESH_SUFFIXES, *_POINT_READERS)
