@@ -6,6 +6,7 @@ nothing is lost silently, no second file is opened, and memory is allocated for 
 not for the content that is declared.
 """
 
+import logging
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +20,8 @@ from pointproj.geometry.files.origin import float32_origin, read_origin, write_o
 from pointproj.geometry.files.text import Content, FormatError
 from pointproj.geometry.files.writing import replacing
 from pointproj.geometry.meshes import SMALLEST_AREA, Mesh, MeshError, face_areas, normalize
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,7 +46,10 @@ WRITERS: dict[str, Callable[[np.ndarray, np.ndarray], bytes]] = {
     ".glb": gltf.dump,
 }
 
-SINGLE_PRECISION = (".stl",)
+SINGLE_PRECISION = (".stl", ".glb")
+"""Formats that round coordinates."""
+
+ORIGIN_BESIDE = (".stl",)
 """Formats whose coordinates, far from zero, are relative to an origin in a file beside."""
 
 MESH_SUFFIXES = tuple(READERS)
@@ -73,17 +79,24 @@ def read_content(path: str | Path) -> bytes:
     :data:`LARGEST_FILE_BYTES` that can be read.
     """
     path = Path(path)
+    require_file(path, LARGEST_FILE_BYTES)
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device might never end
-            raise MeshError(path, "cannot be read (expected a file)")
-        if facts.st_size > LARGEST_FILE_BYTES:
-            limit = f"expected at most {LARGEST_FILE_BYTES:,} bytes, got {facts.st_size:,}"
-            raise MeshError(path, f"is too large: {limit}; write it with fewer faces")
-        with path.open("rb") as file:
-            return file.read(facts.st_size)
+        return path.read_bytes()
     except OSError as error:
         raise MeshError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def require_file(path: Path, most: int) -> None:
+    """Raise MeshError unless a path is a regular file of at most so many bytes."""
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise MeshError(path, f"cannot be read ({error.strerror or error})") from error
+    if not stat.S_ISREG(facts.st_mode):  # reading a pipe or a device might never end
+        raise MeshError(path, "cannot be read (expected a file)")
+    if facts.st_size > most:
+        limit = f"expected at most {most:,} bytes, got {facts.st_size:,}"
+        raise MeshError(path, f"is too large: {limit}; write it with fewer faces or points")
 
 
 def parse_mesh(content: bytes, path: str | Path) -> Mesh:
@@ -100,22 +113,28 @@ def parse(content: bytes, path: str | Path) -> Content:
     read = READERS.get(path.suffix.lower())
     if read is None:
         raise MeshError(path, f"is not a mesh file: expected {', '.join(READERS)}, got {path.suffix!r}")
-    found = guarded(read, content, path)
-    if path.suffix.lower() in SINGLE_PRECISION:
-        origin = guarded(lambda content: read_origin(path, content), content, path)
-        found = replace(found, vertices=found.vertices + origin)
-    return found
+
+    def read_with_origin(content: bytes) -> Content:
+        found = read(content)
+        if path.suffix.lower() not in ORIGIN_BESIDE:
+            return found
+        return replace(found, vertices=found.vertices + read_origin(path, content))
+
+    return understood(read_with_origin, content, path)
 
 
-def guarded(read: Callable[[bytes], T], content: bytes, path: Path) -> T:
-    """Call a reader; raise MeshError with the file's name for each of the many errors of damaged files."""
+def understood(read: Callable[[T], Content], given: T, path: Path) -> Content:
+    """Call a reader and log its notes; any error of a damaged file becomes a MeshError with its name."""
     try:
-        return read(content)
+        found = read(given)
     except FormatError as error:
         raise MeshError(path, str(error)) from error
     except Exception as error:
-        kind = path.suffix[1:].upper()
-        raise MeshError(path, f"is not a complete {kind} file ({type(error).__name__}: {error})") from error
+        what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise MeshError(path, f"is not a complete {path.suffix[1:].upper()} file ({what})") from error
+    for note in found.notes:
+        log.warning("%s: %s", path, note)
+    return found
 
 
 def surface(content: Content, path: str | Path) -> Mesh:
@@ -148,7 +167,7 @@ def write_mesh(mesh: Mesh, path: str | Path) -> None:
     dump = WRITERS.get(suffix)
     if dump is None:
         raise MeshError(path, f"cannot be written: expected {', '.join(WRITERS)}, got {path.suffix!r}")
-    if suffix not in SINGLE_PRECISION:
+    if suffix not in ORIGIN_BESIDE:
         content = dump(mesh.vertices, mesh.faces)
     else:
         origin = float32_origin(mesh.vertices)
