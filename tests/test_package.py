@@ -168,7 +168,9 @@ def test_a_scan_without_its_reader_is_refused_before_the_imports(tmp_path: Path)
         "u.find_spec = lambda name, *more: None if name == 'laspy' else find(name, *more)\n"
         "from pointproj.__main__ import main; print(main(['predict', 'a.LAS']), 'torch' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
     assert ran.stdout == "1 False\n"
     assert 'predict: .LAS needs laspy: pip install -c constraints.txt -e ".[scans]"' in ran.stderr
 
