@@ -80,10 +80,11 @@ def torch_op(
         that input's shape and dtype; None where ``needs[name]`` is false.
     second_backward : callable, optional
         ``second_backward(directions, grads, saved)``: gradients of ``sum(direction * gradient)`` over the
-        gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
+        gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs. As an
+        operator it has ``needs`` behind the directions, and a direction of 0 may be an empty tensor.
     register : callable
-        ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
-        what calls them; by default they are opaque to torch.compile.
+        ``register(name, function, fake)`` makes the operators of ``forward``, ``backward`` and
+        ``second_backward``, and returns what calls them; by default they are opaque to torch.compile.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def torch_op(
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
         first = second = _refuse(f"{name} was declared without {what}")
     else:
-        second = _second_backward_op(declared, second_backward)
+        second = _second_backward_op(declared, second_backward, register)
         first = _backward_op(declared, backward, second, register)
 
     size = len(declared.parameters)
@@ -123,9 +124,9 @@ def torch_op(
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # The second backward differentiates <tangents, backward(grad)>. Its gradient by grad is the
         # derivative along the tangents.
-        grads = (torch.zeros_like(o) for o in values[size:][:grad_outputs])
-        directions = _filled(tangents, declared.differentiable_of(values))
-        return all_of(second(*directions, *grads, *values))[:grad_outputs]
+        grads = [torch.zeros_like(o) for o in values[size:][:grad_outputs]]
+        needs = [True] * grad_outputs + [False] * len(differentiable)
+        return all_of(second(*_directions(tangents, grads[0]), needs, *grads, *values))[:grad_outputs]
 
     rule = Rule(declared.places, grad_outputs, len(declared.saved), vjp, jvp)
     return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
@@ -167,17 +168,20 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
         return tuple(empty_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    def vjp(directions: Sequence, _: list[bool], values: Sequence, unobserved: bool) -> tuple[Tensor, ...]:
+    def vjp(
+        directions: Sequence, needs: list[bool], values: Sequence, unobserved: bool
+    ) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         directions = [d if need else None for d, need in zip(directions, needed, strict=True)]
-        return all_of(second(*_filled(directions, declared.differentiable_of(flat)), *grads, *flat))
+        derive = second.body if unobserved else second
+        return all_of(derive(*_directions(directions, grads[0]), needs, *grads, *flat))
 
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         along_grads = all_of(first(*_filled(tangents[:heads], grads), needed, *flat))
-        directions = _filled(tangents[heads:], declared.differentiable_of(flat))
-        along_inputs = all_of(second(*directions, *grads, *flat))[heads:]
+        directions = _directions(tangents[heads:], grads[0])
+        along_inputs = all_of(second(*directions, [False] * heads + needed, *grads, *flat))[heads:]
         made = zip(along_grads, along_inputs, needed, strict=True)
         return tuple(g + x if need else g for g, x, need in made)
 
@@ -187,24 +191,35 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
     return first
 
 
-def _second_backward_op(declared: _Declared, second_backward: Callable | None) -> Callable[..., Any]:
-    """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
+def _second_backward_op(
+    declared: _Declared, second_backward: Callable | None, register: Register
+) -> Callable[..., Any]:
+    """The second derivative as an operator: (directions, needs, grads, inputs, outputs) -> gradients."""
     name, width = declared.name, len(declared.differentiable)
     count = width + len(declared.grads)
     if second_backward is None:
         return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
-    parameters = {f"direction_{i}": Tensor for i in range(width)} | declared.grads | declared.saved
+    parameters = {f"direction_{i}": Tensor for i in range(width)} | {"needs": list[bool]}
+    parameters |= declared.grads | declared.saved
 
-    def run(*args: Any) -> tuple[Tensor, ...]:
-        return second_backward(args[:width], args[width:count], declared.saved_as(args[count:]))
+    def run(*args: Any) -> tuple[Tensor | None, ...]:
+        directions, needs, grads = args[:width], args[width], args[width + 1 : count + 1]
+        flat = args[count + 1 :]
+        directions = [None if d.numel() == 0 else d for d in directions]
+        directions = tuple(_filled(directions, declared.differentiable_of(flat)))
+        made = second_backward(directions, grads, declared.saved_as(flat))
+        return tuple(m if need else None for m, need in zip(made, needs, strict=True))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        likes = *args[width:count], *declared.differentiable_of(args[count:])
-        return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
+        likes = *args[width + 1 : count + 1], *declared.differentiable_of(args[count + 1 :])
+        pairs = zip(likes, args[width], strict=True)
+        return tuple(
+            empty_like(like) if need and like is not None else args[0].new_empty(0) for like, need in pairs
+        )
 
     refuse = _refuse(f"{name} has no third derivative")
     rule = Rule((), count, 0, refuse, refuse)
-    return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
+    return _define(f"{name}_second_backward", parameters, count, run, fake, rule, register)
 
 
 def _define(
@@ -254,6 +269,11 @@ def _refuse(message: str) -> Callable[..., Any]:
 def empty_like(tensor: Tensor) -> Tensor:
     """An empty contiguous tensor of the same shape, dtype and device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _directions(values: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
+    """Contiguous directions for a second backward."""
+    return [like.new_empty(0) if v is None else v.contiguous() for v in values]
 
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
