@@ -97,7 +97,7 @@ def check_neighbor_indices(
     )
     shape = *query_points.shape[:-1], k
     _check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
-    if neighbor_indices.numel() and _is_readable(neighbor_indices):
+    if neighbor_indices.numel() and is_readable(neighbor_indices):
         least, most = (int(value) for value in neighbor_indices.aminmax())
         size = reference_points.shape[-2]
         if least < -1 or most >= size:
@@ -125,7 +125,7 @@ def checked_radii(radius: float | Tensor, query_points: Tensor) -> float | Tenso
             f"{tuple(radius.shape)}"
         )
     _check_device("radius", radius, query_points)
-    if _is_readable(radius):
+    if is_readable(radius):
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
@@ -147,13 +147,13 @@ def check_box(box: Sequence[float], radius: float | Tensor | None, points: Tenso
             f"{points.dtype}; got {box}"
         )
     if isinstance(radius, Tensor):
-        radius = radius.max().item() if _is_readable(radius) and radius.numel() else None
+        radius = radius.max().item() if is_readable(radius) and radius.numel() else None
     if radius is not None and not radius < min(box) / 2:
         raise ValueError(
             f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
             "a point would be its own neighbour otherwise"
         )
-    if not inside or not _is_readable(points):
+    if not inside or not is_readable(points):
         return
     if not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
         raise ValueError(
@@ -325,7 +325,7 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     if offsets.ndim != 1 or offsets.shape[0] < 2:
         raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
     _check_device(name, offsets, points)
-    size, is_known = points.shape[0], _is_readable(offsets)
+    size, is_known = points.shape[0], is_readable(offsets)
     if is_known and (offsets[0] != 0 or offsets[-1] != size or bool((offsets.diff() < 0).any())):
         raise ValueError(f"{name} must rise from 0 to the number of points, {size}; got {offsets.tolist()}")
 
@@ -345,7 +345,7 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be positive and finite; got {value}")
 
 
-def _is_readable(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
     """Whether reading values waits for no device, and breaks no graph of a compiler."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
