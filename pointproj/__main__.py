@@ -71,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(f"{given.command} is a command of the application: {reason}", file=sys.stderr)
         return 1
+    from pointproj.geometry.files.scans import missing_packages
+
+    reason = missing_packages(given.arguments)
+    if reason is not None:
+        print(f"{given.command}: {reason}", file=sys.stderr)
+        return 1
     from pointproj.runtime.errors import exit_on_user_error, print_any_text
 
     print_any_text()

@@ -162,6 +162,19 @@ def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture):
     assert "choose from 'doctor'" in capsys.readouterr().err
 
 
+def test_a_scan_without_its_reader_is_refused_before_the_imports(tmp_path: Path):
+    code = (
+        "import sys; sys.modules.update(laspy=None); import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'laspy' else find(name, *more)\n"
+        "from pointproj.__main__ import main; print(main(['predict', 'a.LAS']), 'torch' in sys.modules)"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert ran.stdout == "1 False\n"
+    assert 'predict: .LAS needs laspy: pip install -c constraints.txt -e ".[scans]"' in ran.stderr
+
+
 def test_without_the_application_its_commands_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):

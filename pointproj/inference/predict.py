@@ -12,10 +12,10 @@ from trimesh import Trimesh
 
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.errors import DataError
-from pointproj.geometry.files import WRITERS, write_mesh
+from pointproj.geometry.files import SINGLE_PRECISION, WRITERS, read_mesh, write_mesh
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
-from pointproj.geometry.meshes import LONGEST_SIDE
+from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
 from pointproj.geometry.sampling import PointSource
 from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained
 from pointproj.runtime.errors import is_user_error
@@ -53,12 +53,23 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
             draw_rows(file, [(cloud.name, [points, surface_panel("reconstruction", mesh)])])
         else:
             write_mesh(placed, file)
-    solid = Trimesh(placed.vertices, placed.faces, process=False)
+    solid = _written(placed, files)
     closed = "watertight" if solid.is_watertight else "not watertight"
     return (
-        f"{len(cloud.points):,} points, grid {side}^3: {len(placed.vertices):,} vertices, "
-        f"{len(placed.faces):,} faces, volume {solid.volume:.4g}, {closed}, {seconds:.1f} s"
+        f"{len(cloud.points):,} points, grid {side}^3: {len(solid.vertices):,} vertices, "
+        f"{len(solid.faces):,} faces, volume {solid.volume:.4g}, {closed}, {seconds:.1f} s"
     )
+
+
+def _written(mesh: Mesh, files: Sequence[Path]) -> Trimesh:
+    """Return the mesh as the first file holds it: rounded, if its format has single precision."""
+    rounded = [file for file in files if file.suffix.lower() in SINGLE_PRECISION]
+    vertices, faces = mesh.vertices, mesh.faces
+    if rounded:
+        found = read_mesh(rounded[0])
+        vertices, same = np.unique(found.vertices, axis=0, return_inverse=True)  # STL repeats corners
+        faces = same.reshape(-1)[found.faces]
+    return Trimesh(vertices, faces, process=False)
 
 
 def _warn_of_strays(cloud: Cloud) -> None:
@@ -90,15 +101,17 @@ def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
             raise DataError(f"--out {out} is one file for {len(given.files)} meshes: name a folder")
         require_writable(out.parent)
         return {given.files[0]: [out, out.with_suffix(".png")]}
-    same = [name for name, count in Counter(path.stem for path in given.files).items() if count > 1]
+    stems = Counter(path.stem for path in given.files)
+    names = [path.stem if stems[path.stem] == 1 else path.name for path in given.files]
+    same = [name for name, count in Counter(names).items() if count > 1]
     if same:
         raise DataError(
             f"several files are called {', '.join(same)}: give them to calls with their own --out"
         )
     require_writable(out)
     return {
-        path: [out / f"{path.stem}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
-        for path in given.files
+        path: [out / f"{name}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
+        for path, name in zip(given.files, names, strict=True)
     }
 
 

@@ -14,7 +14,7 @@ from pointproj.__main__ import main
 from pointproj.data.furniture import write_furniture
 from pointproj.geometry import baselines, well_posed
 from pointproj.geometry.baselines import flooded_distance
-from pointproj.geometry.files import read_mesh
+from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.geometry.metrics import truth_of
 from pointproj.inference import evaluate
@@ -186,17 +186,22 @@ def test_predict_takes_several_files_and_goes_on_after_one_that_it_cannot_use(
         call("predict", trained, chair, broken, table, "--out", tmp_path / "out", "--side", 16)
     assert "MeshError: " in caplog.text
     assert len(list((tmp_path / "out").iterdir())) == 6
+    write_mesh(read_mesh(chair), tmp_path / "chair_5001.stl")
+    call("predict", trained, chair, tmp_path / "chair_5001.stl", "--out", tmp_path / "two", "--side", 16)
+    names = {file.name for file in (tmp_path / "two").glob("*.ply")}
+    assert names == {f"chair_5001{suffix}-reconstruction.ply" for suffix in (".off", ".stl")}
     for wrong in ((chair, chair), (chair, table, "--out", tmp_path / "one.stl")):
-        with pytest.raises(SystemExit, match=r"called chair_5001|one\.stl is one file for 2 meshes"):
+        with pytest.raises(SystemExit, match=r"called chair_5001\.off|one\.stl is one file for 2 meshes"):
             call("predict", trained, *wrong)
 
 
 @pytest.mark.parametrize("suffix", [".ply", ".off", ".obj", ".stl", ".glb"])
-def test_predict_writes_the_kind_of_file_that_out_names(trained, furniture, tmp_path, suffix):
+def test_predict_writes_the_kind_of_file_that_out_names(trained, furniture, tmp_path, suffix, capsys):
     chair = furniture / "chair" / "test" / "chair_5001.off"
     call("predict", trained, chair, "--out", tmp_path / f"solid{suffix}", "--side", 16)
     assert {path.name for path in tmp_path.iterdir()} == {f"solid{suffix}", "solid.png"}
     assert len(read_mesh(tmp_path / f"solid{suffix}").faces) > 100
+    assert ", watertight, " in capsys.readouterr().out
     for wrong in ("solid.npy", "solid.stp"):
         with pytest.raises(SystemExit, match=r"expected a folder, or a file of \.off"):
             call("predict", trained, chair, "--out", tmp_path / wrong)

@@ -1,19 +1,20 @@
 """OFF: a header, counts, one vertex a line, one polygon a line.
 
 The reader accepts the deviations of the files of ModelNet10 and ModelNet40: counts glued to the header
-(``OFF3514 3546 0``), any line ends, comments, blank lines, a stray ``end_header``, and the variants ``COFF``
-and ``NOFF``.
+(``OFF3514 3546 0``), any line ends, comments, blank lines, a stray ``end_header``. Colours, normals and
+texture coordinates (``COFF``, ``NOFF``, ``STOFF``) follow a vertex's coordinates and are dropped. Binary
+files and those of other dimensions are refused by name.
 """
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, are_numbers, decode, fans
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, fans, lines_of, table
 
-_HEADER = re.compile(r"\ufeff?(?:C|N|CN)?OFF", re.IGNORECASE)
+_HEADER = re.compile(r"(ST)?C?N?(4?)(n?)OFF( BINARY)?")
+_HEADER_OF_ANY_CASE = re.compile(_HEADER.pattern.replace("(n?)", "()"), re.IGNORECASE)
 
 
 def parse(content: bytes) -> Content:
@@ -21,13 +22,17 @@ def parse(content: bytes) -> Content:
 
     Counts are compared with the number of lines before they are used.
     """
-    lines = [line.split("#", 1)[0].strip() for line in decode(content).splitlines()]
+    lines = [line.split("#", 1)[0].strip() for line in lines_of(content)]
     lines = [line for line in lines if line and line.lower() != "end_header"]
     if not lines:
         raise FormatError("is empty")
-    header = _HEADER.match(lines[0])
+    header = _HEADER.match(lines[0]) or _HEADER_OF_ANY_CASE.match(lines[0])
     if header is None:
         raise FormatError(f"is not an OFF file: expected it to begin with OFF, got {lines[0][:20]!r}")
+    _, homogeneous, dimensions, binary = header.groups()
+    if dimensions or binary:
+        what = "vertices of any dimension" if dimensions else "binary numbers"
+        raise FormatError(f"has {what} ({header.group()}), which are not understood: write it as plain OFF")
     glued = lines[0][header.end() :].strip()
     body = [glued, *lines[1:]] if glued else lines[1:]
     vertex_count, face_count = _counts(body[0] if body else "")
@@ -38,7 +43,12 @@ def parse(content: bytes) -> Content:
         )
     faces = body[1 + vertex_count : 1 + vertex_count + face_count]
     corners = (_corners(row, number) for number, row in enumerate(faces))
-    return Content(_coordinates(body[1 : 1 + vertex_count]), fans(corners))
+    rows = [row.split(None, 4)[:4] for row in body[1 : 1 + vertex_count]]
+    if homogeneous and {row[3] if len(row) > 3 else "" for row in rows} - {"1", "1.0"}:
+        raise FormatError(
+            f"has vertices of four coordinates ({header.group()}), the last of them not 1: write plain OFF"
+        )
+    return Content(table([row[:3] for row in rows], "vertex"), fans(corners))
 
 
 def _counts(line: str) -> tuple[int, int]:
@@ -65,19 +75,6 @@ def _corners(row: str, number: int) -> list[int]:
         return [int(word) for word in words[:count]]
     except ValueError:
         raise FormatError(f"face {number} must list whole numbers, got {row[:SHOWN]!r}") from None
-
-
-def _coordinates(rows: Sequence[str]) -> Float[np.ndarray, "V 3"]:
-    """Return the first three numbers of each row; the rest of a row is dropped."""
-    words = [row.split(None, 3)[:3] for row in rows]
-    try:
-        vertices = np.array(words, dtype=np.float64)
-    except ValueError:
-        vertices = np.empty(0)
-    if vertices.shape != (len(rows), 3):
-        number = next(n for n, three in enumerate(words) if len(three) < 3 or not are_numbers(three))
-        raise FormatError(f"vertex {number} must have 3 coordinates, got {rows[number][:SHOWN]!r}")
-    return vertices
 
 
 def dump(vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"]) -> bytes:

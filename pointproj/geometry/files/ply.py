@@ -1,16 +1,17 @@
 """PLY, text and binary: a header that declares elements and their properties, then the rows of each element.
 
-Trimesh, which reads other formats, cannot read binary faces of different lengths, does not report a truncated
-text file, and writes coordinates in single precision.
+Surface is in the elements ``face`` and ``tristrips``. Others that may hold surface are refused by name.
 """
 
+import re
 import struct
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, fans
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, fans, lines_of, strip
 
 LARGEST_HEADER_BYTES = 1 << 16
 
@@ -22,6 +23,16 @@ _TYPES = {
 }
 _BYTE_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 _CORNERS = ("vertex_indices", "vertex_index")
+_SURFACES = ("face", "tristrips")
+_NO_SURFACES = (
+    "vertex",
+    "edge",
+    "range_grid",
+    "camera",
+    "material",
+    "multi_texture_vertex",
+    "multi_texture_face",
+)
 
 Columns = dict[str, Any]  # values of each property, an array or a list of sequences
 
@@ -45,11 +56,8 @@ def parse(content: bytes) -> Content:
     """
     if not content.startswith(b"ply"):
         raise FormatError(f"is not a PLY file: expected it to begin with ply, got {decode(content[:20])!r}")
-    end = content.find(b"end_header", 0, LARGEST_HEADER_BYTES)
-    start = content.find(b"\n", end) + 1
-    if end < 0 or not start:
-        raise FormatError(f"has no end_header in its first {LARGEST_HEADER_BYTES:,} bytes")
-    order, elements = _header(decode(content[:end]).splitlines()[1:])
+    lines, start = _header_lines(content)
+    order, elements = _header(lines[1:])
     declared = {element.name: element.properties for element in elements if element.count}
     if "vertex" not in declared or len({element.name for element in elements}) < len(elements):
         raise FormatError("must declare one element vertex with a count of at least 1, and no element twice")
@@ -58,11 +66,11 @@ def parse(content: bytes) -> Content:
         if axis not in codes:
             given = ", ".join(codes)[:SHOWN]
             raise FormatError(f"element vertex must have the property {axis}, got {given!r}")
-    lists = [each for each in declared.get("face", []) if each.name in _CORNERS]
-    whole = all(each.count_code and each.code not in "fd" for each in lists)
-    if not whole or len(lists) != ("face" in declared):
-        raise FormatError("must list whole numbers (vertex indices) for each face")
-    lines = [] if order else [line for line in decode(content[start:]).splitlines() if line.strip()]
+    lists = {name: _corner_list(name, declared[name]) for name in _SURFACES if name in declared}
+    for name in declared.keys() - {*_SURFACES, *_NO_SURFACES}:
+        if _may_be_surface(declared[name]):
+            raise FormatError(f"has the element {name[:SHOWN]}, which may be surface and is not understood")
+    lines = [] if order else [line for line in lines_of(content[start:]) if line.strip()]
     found: dict[str, Columns] = {}
     for element in elements:
         if order:
@@ -70,7 +78,12 @@ def parse(content: bytes) -> Content:
         else:
             found[element.name], lines = _from_lines(lines, element)
     try:
-        faces = fans([int(corner) for corner in row] for each in lists for row in found["face"][each.name])
+        rows = {
+            name: [[int(corner) for corner in row] for row in found[name][each]]
+            for name, each in lists.items()
+        }
+        strips = [strip(np.array(part)) for row in rows.get("tristrips", []) for part in _strips(row)]
+        faces = np.concatenate([fans(rows.get("face", [])), *strips])
         places, normals = (
             np.stack([_numbers(found["vertex"][axis], codes[axis]) for axis in axes], axis=1)
             if set(axes) <= codes.keys()
@@ -79,7 +92,44 @@ def parse(content: bytes) -> Content:
         )
     except ValueError:
         raise FormatError("holds a word where a number must be") from None
-    return Content(places, faces, normals)
+    lines = "lines" if {"edge", *_SURFACES} & declared.keys() else ""
+    return Content(places, faces, normals, other=lines)
+
+
+def _header_lines(content: bytes) -> tuple[list[str], int]:
+    """Return the lines of the header, without the last, and where the data begin.
+
+    All lines end as the first does. In binary data, what follows CR alone may look like LF.
+    """
+    first = re.search(rb"\r\n|\r|\n", content[:LARGEST_HEADER_BYTES])
+    end = b"\r" if first and first.group() == b"\r" else b"\n"
+    lines, start = [], 0
+    while (at := content.find(end, start, LARGEST_HEADER_BYTES) + 1) > 0:
+        line, start = content[start:at].strip(), at
+        if line == b"end_header":
+            return lines, start
+        lines.append(decode(line))
+    raise FormatError(f"has no end_header in its first {LARGEST_HEADER_BYTES:,} bytes")
+
+
+def _corner_list(element: str, properties: list[_Property]) -> str:
+    """Return the name of the property with an element's vertex indices."""
+    lists = [each for each in properties if each.name in _CORNERS]
+    if len(lists) != 1 or not lists[0].count_code or lists[0].code in "fd":
+        raise FormatError(f"must list whole numbers (vertex indices) for each {element}")
+    return lists[0].name
+
+
+def _may_be_surface(properties: list[_Property]) -> bool:
+    """Return whether properties may name the corners of polygons: a list of whole numbers, or three."""
+    whole = [each for each in properties if each.code not in "fd"]
+    return len(whole) > 2 or any(each.count_code for each in whole)
+
+
+def _strips(row: list[int]) -> list[list[int]]:
+    """Split a row at each -1, which begins another strip."""
+    ends = [-1, *(at for at, corner in enumerate(row) if corner == -1), len(row)]
+    return [row[low + 1 : high] for low, high in pairwise(ends) if high - low > 3]
 
 
 def _numbers(column: Any, code: str) -> Float[np.ndarray, " n"]:

@@ -1,13 +1,11 @@
 """Clouds from files of any kind: sampled from a mesh, or read as points.
 
-Meshes have the formats of :mod:`pointproj.geometry.files`. Points are in PLY and OBJ files without faces; in
-XYZ, TXT and CSV files (text, one point a line); or in NPY and NPZ files (arrays, in NPZ named ``points`` and
-``normals``).
+Meshes have the formats of :mod:`pointproj.geometry.files`. Points are in PLY, OBJ and glTF files without
+faces; in XYZ, TXT, CSV and PTS files (text, one point a line); in NPY and NPZ files (arrays); or in LAS, LAZ,
+PCD and E57 files (scans).
 """
 
-import io
 import logging
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +13,19 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files import MESH_SUFFIXES, parse, read_content, surface
-from pointproj.geometry.files.checks import LARGEST_CONTENT
-from pointproj.geometry.files.text import Content, FormatError, are_numbers
+from pointproj.geometry.files import (
+    MESH_SUFFIXES,
+    arrays,
+    parse,
+    read_content,
+    require_file,
+    scans,
+    surface,
+    tables,
+    understood,
+)
+from pointproj.geometry.files.scans import missing_packages
+from pointproj.geometry.files.text import Content
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, MeshError
 from pointproj.geometry.sampling import SurfaceSampler, random_subset
 
@@ -28,6 +36,9 @@ Sample = Callable[
 ]
 
 Thin = Callable[[Float[np.ndarray, "n 3"], int, np.random.Generator], Int[np.ndarray, " count"]]
+
+LARGEST_SCAN_BYTES = 1 << 32
+"""Larger files of scans are refused."""
 
 FLATTEST = 1e-3
 """A cloud whose thinnest direction is below this share of its longest is planar."""
@@ -116,6 +127,8 @@ def read_cloud(
         placement = _checked_placement(used, path)
         sampler = SurfaceSampler(placement.to_cube(mesh.vertices), mesh.faces)
         return Cloud(path.stem, *sample(sampler, count, generator), placement)
+    if content.other:
+        raise MeshError(path, f"holds {content.other}: expected a surface, or points")
     points, normals = content.vertices, content.normals
     placement = _checked_placement(points, path)
     ways = None if sensors is None else _towards(points, Path(sensors))
@@ -152,11 +165,16 @@ def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, 
 
 def _read(path: Path) -> Content:
     """Read the content of a file in the format that its suffix tells."""
-    content, read = read_content(path), _POINT_READERS.get(path.suffix.lower())
-    try:
-        return parse(content, path) if read is None else read(content)
-    except FormatError as error:
-        raise MeshError(path, str(error)) from error
+    suffix = path.suffix.lower()
+    if suffix in _SCAN_READERS:
+        missing = missing_packages([path])
+        if missing is not None:
+            raise MeshError(path, missing)
+        require_file(path, LARGEST_SCAN_BYTES)
+        return understood(_SCAN_READERS[suffix], path, path)
+    if suffix in _POINT_READERS:
+        return understood(_POINT_READERS[suffix], read_content(path), path)
+    return parse(read_content(path), path)
 
 
 def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placement:
@@ -180,69 +198,17 @@ def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placemen
     return placement
 
 
-def _text(content: bytes) -> Content:
-    """Read rows of numbers separated by blanks or commas; a line of names may come first."""
-    text = content.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b",", b" ")
-    words = ((number, line.split(b"#", 1)[0].split()) for number, line in enumerate(io.BytesIO(text), 1))
-    number, first = next(((number, row[0]) for number, row in words if row), (0, b""))
-    if not first:
-        return _columns(np.empty((0, 3)))
-    try:
-        numbers = np.loadtxt(io.BytesIO(text), skiprows=0 if are_numbers([first]) else number, ndmin=2)
-    except ValueError as error:
-        raise FormatError(f"must have x y z, or x y z nx ny nz, on every line ({error})") from None
-    return _columns(numbers)
-
-
-def _arrays(content: bytes) -> Content:
-    """Read an array of points, or an archive with ``points`` and perhaps ``normals``, or with one array."""
-    file = io.BytesIO(content)
-    try:
-        if zipfile.is_zipfile(file):
-            unfolded = sum(member.file_size for member in zipfile.ZipFile(file).infolist())
-            if unfolded > LARGEST_CONTENT:
-                raise FormatError(f"unfolds to {unfolded:,} bytes: expected at most {LARGEST_CONTENT:,}")
-        file.seek(0)
-        loaded = np.load(file, allow_pickle=False)
-        is_archive = isinstance(loaded, np.lib.npyio.NpzFile)
-        arrays = dict(loaded) if is_archive else {"points": loaded}
-        if not is_archive and file.read(1):
-            raise FormatError("holds more than the array that it declares")
-    except FormatError:
-        raise
-    except Exception as error:  # damaged files raise errors of many kinds
-        raise FormatError(
-            f"is not a complete NPY or NPZ file of real numbers ({type(error).__name__}: {error})"
-        ) from None
-    points = arrays.get("points") if len(arrays) != 1 else next(iter(arrays.values()))
-    if points is None:
-        raise FormatError(
-            f"must hold the array points, and normals if it has them; got {', '.join(arrays)[:80]}"
-        )
-    found = _columns(points)
-    if len(arrays) == 1 or "normals" not in arrays:
-        return found
-    normals = _columns(arrays["normals"]).vertices
-    if len(normals) != len(found.vertices):
-        raise FormatError(f"must hold a normal of each of {len(found.vertices)} points, got {len(normals)}")
-    return Content(found.vertices, found.faces, normals)
-
-
-def _columns(numbers: Float[np.ndarray, "n columns"]) -> Content:
-    if numbers.dtype.kind not in "fiu":
-        raise FormatError(f"must hold real numbers, got an array of {numbers.dtype.str}")
-    if numbers.ndim != 2 or numbers.shape[1] not in (3, 6):
-        raise FormatError(f"must have shape (n, 3), or (n, 6) with normals; got {numbers.shape}")
-    numbers = numbers.astype(np.float64)
-    normals = numbers[:, 3:] if numbers.shape[1] == 6 and len(numbers) else None
-    return Content(numbers[:, :3], np.empty((0, 3), np.int64), normals)
-
-
 _POINT_READERS: dict[str, Callable[[bytes], Content]] = {
-    **dict.fromkeys((".xyz", ".txt", ".csv"), _text),
-    **dict.fromkeys((".npy", ".npz"), _arrays),
+    **dict.fromkeys((".xyz", ".txt", ".csv", ".pts"), tables.parse),
+    **dict.fromkeys((".npy", ".npz"), arrays.parse),
 }
 
-POINT_SUFFIXES = (".ply", ".obj", *_POINT_READERS)
+_SCAN_READERS: dict[str, Callable[[Path], Content]] = {
+    **dict.fromkeys((".las", ".laz"), scans.las),
+    ".pcd": scans.pcd,
+    ".e57": scans.e57,
+}
 
-SUFFIXES = (*MESH_SUFFIXES, *_POINT_READERS)
+POINT_SUFFIXES = (".ply", ".obj", ".glb", ".gltf", *_POINT_READERS, *_SCAN_READERS)
+
+SUFFIXES = (*MESH_SUFFIXES, *_POINT_READERS, *_SCAN_READERS)

@@ -1,7 +1,7 @@
 """What the formats share: the content of a file, text from bytes, and one error."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -16,16 +16,30 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a file: a surface, or points if ``faces`` is empty, perhaps with normals."""
+    """The content of a file: a surface, or points if ``faces`` is empty, perhaps with normals.
+
+    ``notes`` are sentences on what was left out, for the log. ``other`` names what the vertices belong to if
+    they are no points of a cloud although there are no faces, such as lines.
+    """
 
     vertices: Float[np.ndarray, "V 3"]
-    faces: Int[np.ndarray, "F 3"]
+    faces: Int[np.ndarray, "F 3"] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     normals: Float[np.ndarray, "V 3"] | None = None
+    notes: tuple[str, ...] = ()
+    other: str = ""
 
 
 def decode(content: bytes) -> str:
     """Return the text of a file; bytes that are not UTF-8 become a character that no number contains."""
     return content.decode("utf-8", errors="replace")
+
+
+def lines_of(content: bytes) -> list[str]:
+    """Return the lines of a text, without a byte-order mark. They end with LF, CR or both.
+
+    The other separators that ``str.splitlines`` knows, such as form feeds, are characters of a line.
+    """
+    return decode(b"\n".join(content.removeprefix(b"\xef\xbb\xbf").splitlines())).split("\n")
 
 
 def are_numbers(words: Iterable[str | bytes]) -> bool:
@@ -37,6 +51,20 @@ def are_numbers(words: Iterable[str | bytes]) -> bool:
     return True
 
 
+def table(rows: Sequence[Sequence[str]], what: str) -> Float[np.ndarray, "n 3"]:
+    """Return the numbers of rows of three words; ``what`` names a row in the FormatError of another row."""
+    try:
+        numbers = np.array(rows, dtype=np.float64)
+    except ValueError:
+        numbers = np.empty(0)
+    if numbers.shape != (len(rows), 3):
+        if not rows:
+            return np.empty((0, 3))
+        number = next(n for n, row in enumerate(rows) if len(row) != 3 or not are_numbers(row))
+        raise FormatError(f"{what} {number} must have 3 coordinates, got {' '.join(rows[number])[:SHOWN]!r}")
+    return numbers
+
+
 def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
     """Split polygons into fans of triangles; points and edges give none."""
     triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
@@ -46,10 +74,34 @@ def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
         raise FormatError("has a face with a vertex index that is too large") from None
 
 
-@dataclass(frozen=True)
-class Checked:
-    """Content that a library may read, and the counts that it must find; None if a file declares none."""
+def strip(indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, "F 3"]:
+    """Return the triangles of a strip of three corners or more.
 
-    content: bytes
-    triangles: int | None = None
-    vertices: int | None = None
+    Every second one is turned; those with two equal corners are left out.
+    """
+    triangles = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
+    triangles[1::2] = triangles[1::2, [1, 0, 2]]
+    a, b, c = triangles.T
+    return triangles[(a != b) & (b != c) & (c != a)]
+
+
+Part = tuple[Float[np.ndarray, "V 3"], Int[np.ndarray, "F 3"]]
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Put the parts of a scene into one list of vertices and one of faces, or raise FormatError."""
+    for vertices, faces in parts:  # checked first: once joined, an index could name another part's vertex
+        if len(faces) and not 0 <= faces.min() <= faces.max() < len(vertices):
+            raise FormatError(f"has a face that names a vertex outside 0 to {len(vertices) - 1}")
+    starts = np.cumsum([0, *(len(vertices) for vertices, _ in parts)])
+    vertices = np.concatenate([np.empty((0, 3)), *(vertices for vertices, _ in parts)])
+    shifted = (faces + start for (_, faces), start in zip(parts, starts, strict=False))
+    return vertices, np.concatenate([np.empty((0, 3), np.int64), *shifted])
+
+
+def placed(
+    vertices: Float[np.ndarray, "V 3"], faces: Int[np.ndarray, "F 3"], matrix: Float[np.ndarray, "4 4"]
+) -> Part:
+    """Move a part by an affine matrix; faces of a mirrored part are turned, so that its outside stays so."""
+    mirrored = np.linalg.det(matrix[:3, :3]) < 0
+    return vertices @ matrix[:3, :3].T + matrix[:3, 3], faces[:, ::-1] if mirrored else faces

@@ -1,0 +1,133 @@
+"""Clouds as scanners and surveys write them: LAS and LAZ (laspy), PCD (pypcd4), E57 (pye57).
+
+The libraries are of the extra ``scans`` and are imported when a file of theirs is read. Counts are compared
+with what they read. Points that a scanner marks as invalid are left out, and the notes say how many.
+"""
+
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pointproj.geometry.files.arrays import structured
+from pointproj.geometry.files.text import Content, FormatError, decode
+
+PACKAGES = {".las": ("laspy",), ".laz": ("laspy", "lazrs"), ".pcd": ("pypcd4",), ".e57": ("pye57",)}
+"""Packages that read a format."""
+
+LARGEST_POINTS = 1 << 26
+"""Most points of a file; they take 24 bytes each."""
+
+_CHUNK = 1 << 20  # points that are read at once
+_GEO_KEYS, _MODEL_TYPE, _GEOGRAPHIC = 34735, 1024, 2
+
+
+def missing_packages(paths: Sequence[str | Path]) -> str | None:
+    """Return a sentence with the command that installs what the files need, or None if all is installed."""
+    needed = sorted({name for path in paths for name in PACKAGES.get(Path(path).suffix.lower(), ())})
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    kinds = ", ".join(sorted({Path(path).suffix for path in paths if Path(path).suffix.lower() in PACKAGES}))
+    return f'{kinds} needs {", ".join(missing)}: pip install -c constraints.txt -e ".[scans]"'
+
+
+def las(path: Path) -> Content:
+    """Return the points of a LAS or LAZ file, without those marked as withheld."""
+    import laspy
+
+    with laspy.open(path) as reader:
+        header = reader.header
+        _check_count(header.point_count)
+        if not (np.isfinite([*header.scales, *header.offsets]).all() and np.all(header.scales)):
+            raise FormatError(f"has the scales {header.scales} and the offsets {header.offsets}")
+        if _is_geographic(header.vlrs):
+            raise FormatError("has degrees for coordinates: project it to a system in metres")
+        parts, found = [np.empty((0, 3))], 0
+        for chunk in reader.chunk_iterator(_CHUNK):
+            found += len(chunk)
+            kept = np.asarray(chunk.withheld) == 0
+            parts.append(np.stack([np.asarray(axis)[kept] for axis in (chunk.x, chunk.y, chunk.z)], axis=1))
+    if found != header.point_count:
+        raise FormatError(f"declares {header.point_count} points, but holds {found}")
+    points = np.concatenate(parts)
+    return Content(points, notes=_left_out(found - len(points), "withheld"))
+
+
+def _is_geographic(records: Any) -> bool:
+    """Return whether the coordinate system of a LAS file has degrees."""
+    for record in records:
+        if record.record_id == 2112 and decode(record.record_data_bytes()).lstrip().startswith(
+            ("GEOG", "BASEGEOG")
+        ):
+            return True
+        if record.record_id == _GEO_KEYS:
+            keys = np.frombuffer(record.record_data_bytes(), "<u2").reshape(-1, 4)[1:]
+            if any(key == _MODEL_TYPE and value == _GEOGRAPHIC for key, _, _, value in keys):
+                return True
+    return False
+
+
+def pcd(path: Path) -> Content:
+    """Return the points of a PCD file, without rows of NaN, which stand for missing returns."""
+    from pypcd4 import PointCloud
+
+    content = path.read_bytes()
+    head, mark, body = content.partition(b"DATA ascii")
+    if mark:  # the library wants one blank between numbers
+        rows = body.split(b"\n", 1)[-1].splitlines()
+        content = head + mark + b"\n" + b"\n".join(b" ".join(row.split()) for row in rows)
+    cloud = PointCloud.from_fileobj(io.BytesIO(content))
+    rows, declared = np.atleast_1d(cloud.pc_data), cloud.metadata.points
+    _check_count(declared)
+    if len(rows) != declared or cloud.metadata.width * cloud.metadata.height != declared:
+        raise FormatError(f"declares {declared} points, but holds {len(rows)}")
+    return _known(structured(rows))
+
+
+def e57(path: Path) -> Content:
+    """Return the points of all scans of an E57 file, each placed by its pose, without invalid ones."""
+    import pye57
+
+    file = pye57.E57(str(path))
+    try:
+        parts, declared, normals = [np.empty((0, 3))], 0, False
+        for number in range(file.scan_count):
+            header = file.get_header(number)
+            declared += header.point_count
+            _check_count(declared)
+            normals |= "nor:normalX" in header.point_fields
+            if header.point_count:
+                scan = file.read_scan(number, ignore_missing_fields=True)
+                parts.append(np.stack([scan[f"cartesian{axis}"] for axis in "XYZ"], axis=1))
+    finally:
+        file.close()
+    points = np.concatenate(parts)
+    notes = _left_out(declared - len(points), "invalid")
+    if normals:
+        notes += ("normals are not read from E57 files",)
+    found = _known(Content(points))
+    return Content(found.vertices, notes=notes + found.notes)
+
+
+def _known(content: Content) -> Content:
+    """Return content without the points that have a NaN."""
+    known = ~np.isnan(content.vertices).any(axis=1)
+    normals = None if content.normals is None else content.normals[known]
+    return Content(
+        content.vertices[known],
+        normals=normals,
+        notes=_left_out(int((~known).sum()), "without a return (NaN)"),
+    )
+
+
+def _left_out(count: int, why: str) -> tuple[str, ...]:
+    return (f"{count:,} points {why} are left out",) if count else ()
+
+
+def _check_count(count: int) -> None:
+    if count > LARGEST_POINTS:
+        raise FormatError(f"holds {count:,} points: expected at most {LARGEST_POINTS:,}; thin it first")
