@@ -30,9 +30,9 @@ _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources))
 _version = f"pointproj-{_digest.hexdigest()[:16]}"
 
 
-def opaque(name: str, function: Callable, fake: Callable) -> Any:
+def opaque(name: str, function: Callable, fake: Callable, mutates_args: Sequence[str] = ()) -> Any:
     """Register a function as an operator that torch.compile does not look into."""
-    operator = torch.library.custom_op(name, function, mutates_args=())
+    operator = torch.library.custom_op(name, function, mutates_args=mutates_args)
     operator.register_fake(fake)
     return operator
 
@@ -40,12 +40,22 @@ def opaque(name: str, function: Callable, fake: Callable) -> Any:
 Register = Callable[[str, Callable, Callable], Any]
 
 
-def signed(function: Callable, parameters: dict[str, Any], returns: Any) -> Callable:
-    """Give a function of any arguments the names and annotations that torch reads."""
+def signed(
+    function: Callable, parameters: dict[str, Any], returns: Any, defaults: Sequence[Any] = ()
+) -> Callable:
+    """Give a function of any arguments the names, annotations and last defaults that torch reads."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     listed = [inspect.Parameter(name, kind, annotation=a) for name, a in parameters.items()]
+    for i, default in enumerate(defaults, len(listed) - len(defaults)):
+        listed[i] = listed[i].replace(default=default)
     function.__signature__ = inspect.Signature(listed, return_annotation=returns)
     return function
+
+
+def with_defaults(args: Sequence[Any], size: int, defaults: Sequence[Any]) -> Sequence[Any]:
+    """All of ``size`` arguments; torch leaves out the last ones, where they are the defaults."""
+    missing = size - len(args)
+    return (*args, *defaults[-missing:]) if missing else args
 
 
 def torch_op(
@@ -129,7 +139,9 @@ def torch_op(
         return all_of(second(*_directions(tangents, grads[0]), needs, *grads, *values))[:grad_outputs]
 
     rule = Rule(declared.places, grad_outputs, len(declared.saved), vjp, jvp)
-    return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
+    return _define(
+        name, declared.parameters, declared.count, forward, fake, rule, register, declared.defaults
+    )
 
 
 class _Declared:
@@ -139,6 +151,7 @@ class _Declared:
         signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
+        self.defaults = [p.default for p in signature.parameters.values() if p.default is not p.empty]
         self.count = len(signature.return_annotation.__args__)  # of outputs
         self.differentiable = differentiable
         unknown = set(differentiable) - set(self.parameters)
@@ -198,7 +211,10 @@ def _second_backward_op(
     name, width = declared.name, len(declared.differentiable)
     count = width + len(declared.grads)
     if second_backward is None:
-        return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
+        return _refuse(
+            f"{name} was declared without a second backward, which create_graph=True and derivatives in "
+            "forward mode (jvp, hessian) need: declare one, second_backward="
+        )
     parameters = {f"direction_{i}": Tensor for i in range(width)} | {"needs": list[bool]}
     parameters |= declared.grads | declared.saved
 
@@ -230,6 +246,7 @@ def _define(
     fake: Callable[..., Sequence[Tensor]],
     rule: Rule,
     register: Register,
+    defaults: Sequence[Any] = (),
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
@@ -240,13 +257,16 @@ def _define(
     def single_or_all(made: Sequence[Tensor]) -> Any:
         return tuple(made) if count > 1 else made[0]
 
+    size = len(parameters)
+
     def body(*args: Any) -> Any:
-        made = function(*detached(args))
+        made = function(*detached(with_defaults(args, size, defaults)))
         return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
 
-    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
-    operator = register(name, body, lambda *args: single_or_all(fake(*args)))
+    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor, defaults)
+    operator = register(name, body, lambda *args: single_or_all(fake(*with_defaults(args, size, defaults))))
     operator.parameters, operator.body = parameters, getattr(operator, "unrecorded", body)
+    operator.defaults = defaults
     register_ways(name, operator, count, rule)
     return operator
 
