@@ -269,6 +269,45 @@ def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor
     _check_device("weights", weights, indices)
 
 
+def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
+    """Lists of these points. Values on a GPU are not read."""
+    indices, queries = neighbors.indices, query_points.shape[:-1]
+    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != queries.numel():
+        raise ValueError(
+            f"neighbors must have a list for each of {queries.numel()} query points; got {count} lists, of "
+            f"indices {tuple(indices.shape)}: search these points"
+        )
+    if (
+        indices.numel()
+        and _is_readable(indices)
+        and (most := int(indices.max())) >= reference_points.shape[-2]
+    ):
+        raise ValueError(
+            f"neighbors.indices must be from 0 to {reference_points.shape[-2] - 1}, or -1 for none; got {most}: "
+            "search these points"
+        )
+
+
+def check_query_features(query_features: Tensor | None, query_points: Tensor) -> None:
+    """A row for each query point."""
+    if query_features is None:
+        return
+    _check_dtype("query_features", query_features, FEATURES, "a floating-point tensor")
+    if query_features.shape[:-1] != query_points.shape[:-1] or query_features.shape[-1] < 1:
+        raise ValueError(
+            f"query_features must have shape {(*query_points.shape[:-1], 'channels')}, one row for each query "
+            f"point; got {tuple(query_features.shape)}"
+        )
+    _check_device("query_features", query_features, query_points)
+
+
+def check_one_a_pair(name: str, values: Tensor, indices: Tensor) -> None:
+    """A floating-point number for each pair."""
+    _check_dtype(name, values, FEATURES, "a floating-point tensor")
+    _check_rows(name, values, indices.shape, "one number for each pair", indices)
+
+
 def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     """One number for each row of features."""
     if weights is None:
