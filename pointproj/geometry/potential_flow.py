@@ -4,10 +4,11 @@ The body rests in a uniform stream, and its axes are those of the coordinates. S
 6th ed., art. 114. The integrals are Carlson's R_D (DLMF 19.16.5).
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.spatial import ConvexHull
 from scipy.special import elliprd
 
@@ -20,25 +21,31 @@ class EllipsoidSurface(NamedTuple):
     points: Float[np.ndarray, "p 3"]
     normals: Float[np.ndarray, "p 3"]  # unit vectors, outwards
     areas: Float[np.ndarray, " p"]  # sum to the area of the surface
-    faces: Float[np.ndarray, "f 3"]  # triangles between the points, oriented outwards; int64
+    faces: Int[np.ndarray, "f 3"]  # triangles between the points, oriented outwards
 
 
 def ellipsoid_surface(semi_axes: Float[np.ndarray, "3"], rings: int = 32) -> EllipsoidSurface:
     """Return ``2 rings**2`` points of an ellipsoid: Gauss-Legendre in height, equal steps around the axis."""
+    sphere, solid_angles, faces = _sphere(rings)
+    gradients = sphere / semi_axes
+    stretch = np.linalg.norm(gradients, axis=1)
+    areas = solid_angles * np.prod(semi_axes) * stretch
+    return EllipsoidSurface(sphere * semi_axes, gradients / stretch[:, None], areas, faces)
+
+
+@functools.cache
+def _sphere(rings: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return points on the unit sphere, their solid angles, and triangles between them."""
     heights, weights = np.polynomial.legendre.leggauss(rings)
     angles = (np.arange(2 * rings) + 0.5) * np.pi / rings
     height, angle = (grid.ravel() for grid in np.meshgrid(heights, angles, indexing="ij"))
     radius = np.sqrt(1 - height**2)
-    sphere = np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
-    gradients = sphere / semi_axes
-    stretch = np.linalg.norm(gradients, axis=1)
-    solid_angles = np.repeat(weights, len(angles)) * np.pi / rings
-    faces = ConvexHull(sphere).simplices.astype(np.int64)
-    a, b, c = (sphere[corner] for corner in faces.T)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=1)
+    faces = ConvexHull(points).simplices.astype(np.int64)
+    a, b, c = (points[corner] for corner in faces.T)
     inwards = (np.cross(b - a, c - a) * a).sum(1) < 0
     faces[inwards] = faces[inwards][:, [0, 2, 1]]
-    areas = solid_angles * np.prod(semi_axes) * stretch
-    return EllipsoidSurface(sphere * semi_axes, gradients / stretch[:, None], areas, faces)
+    return points, np.repeat(weights, len(angles)) * np.pi / rings, faces
 
 
 def added_mass_factors(
