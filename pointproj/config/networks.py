@@ -41,7 +41,7 @@ class _AggregatingConfig(ProjectorConfig):
     def fill_in(self, config: Config) -> None:
         """Fill in context, for all targets of meshes, and normals, if they tell inside from outside."""
         if self.context is None:
-            self.context = TARGETS[config.target.name].of_mesh
+            self.context = config.target.name != "random"
         if self.normals is None:  # not for real meshes, whose faces have arbitrary orientation
             tells_inside = TARGETS[config.target.name].inside_sign is not None
             self.normals = tells_inside and config.data.name == "furniture"
