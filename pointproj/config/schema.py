@@ -32,6 +32,8 @@ class ProjectorConfig:
     OPERATOR: ClassVar[str] = "knn"  # the operator that a backend must have: knn, radius or attend
     FEW_KERNELS: ClassVar[bool] = True  # whether one process compiles the network's kernels fastest
 
+    READS_FIELDS: ClassVar[bool] = False  # whether the network takes features of query points
+
     sensors = False  # whether the network gets directions to sensors; a field of networks that can use them
 
     name: str = value(MISSING, "the network")
@@ -86,7 +88,9 @@ class DataConfig:
     """The source of the shapes, and how they are sampled."""
 
     name: str = value(
-        MISSING, "which shapes", choices=("furniture", "modelnet10", "meshes", "mixed", "flow", "fields", "gaussian")
+        MISSING,
+        "which shapes",
+        choices=("furniture", "modelnet10", "meshes", "mixed", "flow", "fields", "gaussian"),
     )
     root: str | None = value(
         None,
@@ -104,7 +108,9 @@ class DataConfig:
         least=0,
         below=1,
     )
-    test: float = value(0.1, "`meshes`, `fields`: share of the meshes or samples that are for tests", least=0, below=1)
+    test: float = value(
+        0.1, "`meshes`, `fields`: share of the meshes or samples that are for tests", least=0, below=1
+    )
     split_seed: int = value(0, "seed of the choice of meshes for these shares", least=0)
     train_meshes: int = value(
         6, "generated training meshes of each class, for `furniture` and `mixed`", least=1

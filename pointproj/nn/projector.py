@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.nn.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
-from pointproj.nn.mlp import MLP
+from pointproj.nn.mlp import MLP, GatedMLP
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate, radius_aggregate
 
 FIRST_SIGMA = 0.1  # of a learned sigma with the k nearest neighbours, in the unit of the points
@@ -63,6 +63,11 @@ class Projector(nn.Module):
         Channels of the result.
     query_channels : int
         Channels of ``query_features`` in :meth:`forward`, which are further inputs of the second MLP.
+    pool : bool
+        Whether the mean over the cloud of the features from the first MLP is an input of the second one too.
+    blocks : int
+        If not 0, :class:`pointproj.nn.mlp.GatedMLP` takes the place of both MLPs: the second one has this
+        many blocks, the first one has one block.
     context : bool
         Whether displacement, soft distance, spread and has_neighbour are inputs of the second MLP.
     predicts : {"value", "distance", "signed_distance"}
@@ -73,7 +78,7 @@ class Projector(nn.Module):
     Raises
     ------
     ValueError
-        For another ``kind`` or ``predicts``; for ``kind="radius"`` without a radius; for a ``k`` that is not a
+        For another ``kind`` or ``predicts``; for ``kind="radius"`` without a radius; for a ``k`` that is no
         whole number; or if a distance is predicted without ``context``.
     """
 
@@ -89,6 +94,8 @@ class Projector(nn.Module):
         hidden_channels: int = 25,
         out_channels: int = 1,
         query_channels: int = 0,
+        pool: bool = False,
+        blocks: int = 0,
         context: bool = False,
         predicts: str = "value",
         backend: str = "auto",
@@ -113,9 +120,13 @@ class Projector(nn.Module):
         self.context = context
         self.predicts = predicts
         self.backend = backend
-        self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
+        self.pool = pool
+        width = hidden_channels
+        self.reference_mlp = (GatedMLP if blocks else MLP)(in_channels, width, width, *[1] * bool(blocks))
         query_channels += len(self.scales) * (hidden_channels + (CONTEXT_CHANNELS if context else 0))
-        self.query_mlp = last_mlp(query_channels, hidden_channels, out_channels, predicts)
+        if pool:
+            query_channels += hidden_channels
+        self.query_mlp = last_mlp(query_channels, hidden_channels, out_channels, predicts, blocks)
         if predicts != "value" and not context:
             raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
 
@@ -182,6 +193,8 @@ class Projector(nn.Module):
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
         known = [] if query_features is None else [query_features]
+        if self.pool:
+            known.append(hidden.mean(-2, keepdim=True).expand(*query_points.shape[:-1], -1))
         at_scales = self._aggregations(query_points, reference_points, index, neighbor_indices)
         if not self.context:
             return self.query_mlp(_joined([*(aggregate(hidden) for aggregate in at_scales), *known]))
@@ -270,15 +283,19 @@ def as_predicted(
     return (1 + scale) * soft_distance + shift
 
 
-def last_mlp(in_channels: int, hidden_channels: int, out_channels: int, predicts: str) -> MLP:
+def last_mlp(
+    in_channels: int, hidden_channels: int, out_channels: int, predicts: str, blocks: int = 0
+) -> nn.Module:
     """Make the MLP for :func:`as_predicted`, initialised so that a predicted distance is the soft distance.
 
     Raises ValueError for another ``predicts``.
     """
     if predicts not in PREDICTED_CHANNELS:
         raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
-    mlp = MLP(in_channels, hidden_channels, out_channels * PREDICTED_CHANNELS[predicts])
+    shape = in_channels, hidden_channels, out_channels * PREDICTED_CHANNELS[predicts]
+    mlp = GatedMLP(*shape, blocks) if blocks else MLP(*shape)
     if predicts != "value":
-        nn.init.zeros_(mlp[-1].weight)
-        nn.init.zeros_(mlp[-1].bias)
+        last = mlp.last if blocks else mlp[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
     return mlp

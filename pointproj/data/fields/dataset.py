@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,11 @@ class FieldDataset(Dataset[dict[str, Any]]):
             drawn["areas"] = torch.from_numpy(_rows(sample, "areas", rows))
         return {**drawn, "name": sample.name, "class_name": "all", "identity": sample.identity}
 
+    def whole(self, index: int, points: int | None = None) -> dict[str, Any]:
+        """Return a sample as :meth:`__getitem__` does for tests, with all its points, the same each time."""
+        same = {"queries": 0, "seed": TEST_SEED, "resample": False}
+        return replace(self, points=points or self.points, **same)[index]
+
 
 def _slice(count: int, wanted: int, generator: np.random.Generator) -> Sequence[slice]:
     """Return neighbouring rows of an array in random order, from a random row on; the end meets the start."""
@@ -161,9 +166,7 @@ def prepare_fields(config: Config, processes: Processes = SINGLE_PROCESS) -> Pre
     return PreparedData(train, unseen["test"], left_out, unseen.get("validation"), statistics)
 
 
-def _require_usable(
-    split: dict[str, list[PreparedSample]], left_out: Sequence[tuple[str, str]]
-) -> None:
+def _require_usable(split: dict[str, list[PreparedSample]], left_out: Sequence[tuple[str, str]]) -> None:
     for name in ("train", "test"):
         if not split[name]:
             first = f", such as {left_out[0][0]}: {left_out[0][1]}" if left_out else ""

@@ -95,7 +95,9 @@ def _prepared(
     facts = json.loads((folder / "facts.json").read_text())
     parameters = parameters_of(file.path, root, table, facts["parameters"])
     if parameters is None:
-        raise MeshError(file.path, f"has no row in {root / 'parameters.csv'}, whose first column names samples")
+        raise MeshError(
+            file.path, f"has no row in {root / 'parameters.csv'}, whose first column names samples"
+        )
     return PreparedSample(file.name, folder, {**facts, "parameters": parameters})
 
 

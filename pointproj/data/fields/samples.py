@@ -89,9 +89,7 @@ def read_parameters(root: Path) -> Parameters:
     table = {}
     for number, row in enumerate(rows, 2):
         try:
-            table[row[0]] = {
-                name.strip(): float(text) for name, text in zip(names[1:], row[1:], strict=True)
-            }
+            table[row[0]] = {name.strip(): float(text) for name, text in zip(names[1:], row[1:], strict=True)}
         except ValueError as error:
             raise DataError(
                 f"{path}, row {number}: expected a sample and {len(names) - 1} numbers; got {row} ({error})"

@@ -33,24 +33,47 @@ class FieldStatistics:
     on_surface: bool  # whether the fields lie on surfaces, so that their points have normals and areas
     place: str  # "points" or "cells" of the files
 
+    @property
+    def vector_parameters(self) -> list[int]:
+        """Index of the first component of each vector among the parameters: NAME_x, NAME_y, NAME_z."""
+        return _vectors(self.parameters)
+
+    @property
+    def vector_channels(self) -> list[int]:
+        """Index of the first channel of each field of three channels."""
+        return _first_of_three(self.channels)
+
     @classmethod
     def of(cls, facts: Sequence[Mapping[str, Any]], fields: Sequence[str], on_surface: bool) -> Self:
-        """Return the statistics of training samples from the facts that preparation stored about each."""
+        """Return the statistics of training samples from the facts that preparation stored about each.
+
+        All components of a vector have mean 0 and the same standard deviation, so that it can be turned.
+        """
         mean = np.mean([fact["mean"] for fact in facts], axis=0)
         square = np.mean([fact["mean_square"] for fact in facts], axis=0)
         std = np.sqrt(np.maximum(square - mean**2, 0))
         names = sorted(facts[0]["parameters"])
         table = np.array([[fact["parameters"][name] for name in names] for fact in facts])
+        parameter_mean, parameter_std = table.mean(0), table.std(0)
+        channels = [*facts[0]["channels"]]
+        for firsts, means, stds in (
+            (_first_of_three(channels), mean, std),
+            (_vectors(names), parameter_mean, parameter_std),
+        ):
+            for first in firsts:
+                some = slice(first, first + 3)
+                stds[some] = np.sqrt(np.mean(means[some] ** 2 + stds[some] ** 2))
+                means[some] = 0
         low = np.min([fact["low"] for fact in facts], axis=0)
         high = np.max([fact["high"] for fact in facts], axis=0)
         return cls(
             fields=[*fields],
-            channels=[*facts[0]["channels"]],
+            channels=channels,
             mean=mean.tolist(),
             std=_not_constant(std, mean),
             parameters=names,
-            parameter_mean=table.mean(0).tolist(),
-            parameter_std=_not_constant(table.std(0), table.mean(0)),
+            parameter_mean=parameter_mean.tolist(),
+            parameter_std=_not_constant(parameter_std, parameter_mean),
             centre=((low + high) / 2).tolist(),
             scale=float((high - low).max() / LONGEST_SIDE),
             on_surface=on_surface,
@@ -83,6 +106,18 @@ class FieldStatistics:
     def as_mapping(self) -> dict[str, Any]:
         """Return all values, as a checkpoint stores them."""
         return asdict(self)
+
+
+def _vectors(names: Sequence[str]) -> list[int]:
+    return [
+        place
+        for place, name in enumerate(names)
+        if name.endswith("_x") and [*names[place + 1 : place + 3]] == [name[:-1] + axis for axis in "yz"]
+    ]
+
+
+def _first_of_three(channels: Sequence[int]) -> list[int]:
+    return [sum(channels[:place]) for place, count in enumerate(channels) if count == 3]
 
 
 def _not_constant(std: np.ndarray, mean: np.ndarray) -> list[float]:

@@ -78,7 +78,8 @@ def _check(path: Path, sample: FieldSample) -> None:
         odd = ~np.isfinite(values).all(axis=1)
         if odd.any():
             raise MeshError(
-                path, f"holds NaN or infinity in {name}: {odd.sum():,} of {len(odd):,} rows, first {odd.argmax()}"
+                path,
+                f"holds NaN or infinity in {name}: {odd.sum():,} of {len(odd):,} rows, first {odd.argmax()}",
             )
 
 

@@ -109,7 +109,9 @@ def chosen(
 def columns(values: np.ndarray, name: str) -> Float[np.ndarray, "n c"]:
     """Return real numbers as float64 columns; raise ValueError for anything else."""
     if values.dtype.kind not in "fiu" or values.ndim not in (1, 2):
-        raise ValueError(f"has {name} as {values.dtype} of shape {values.shape}: expected real numbers (n, c)")
+        raise ValueError(
+            f"has {name} as {values.dtype} of shape {values.shape}: expected real numbers (n, c)"
+        )
     values = np.asarray(values, dtype=np.float64)
     return values[:, None] if values.ndim == 1 else values
 
