@@ -4,7 +4,7 @@
 #   docker build -t pointproj --build-arg CUDA=13 --build-arg CONSTRAINTS=constraints.txt .
 #   docker run --gpus all pointproj backend=warp compile=true
 #
-# tests/image_steps.py runs these steps without Docker.
+# tools/image_steps.py runs these steps without Docker.
 
 FROM ubuntu:24.04
 # torch brings the CUDA libraries; torch.compile needs a compiler and Python's headers.

@@ -17,6 +17,7 @@ __all__ = [
     "attend",
     "backends",
     "build_index",
+    "edge_mlp",
     "farthest_points",
     "knn",
     "knn_aggregate",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pointproj.nn.projector import Projector
     from pointproj.ops.attention import attend
     from pointproj.ops.backends import BackendUnavailable
+    from pointproj.ops.edge_mlp import edge_mlp
     from pointproj.ops.farthest_points import farthest_points
     from pointproj.ops.functional import build_index, knn, knn_aggregate, radius_aggregate
     from pointproj.ops.list_sums import aggregate
@@ -42,6 +44,7 @@ MODULES = {
     "Projector": "nn.projector",
     "aggregate": "ops.list_sums",
     "attend": "ops.attention",
+    "edge_mlp": "ops.edge_mlp",
     "farthest_points": "ops.farthest_points",
     "backends": "ops.registry",
     "radius_neighbors": "ops.neighbor_lists",

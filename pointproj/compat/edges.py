@@ -203,6 +203,28 @@ def _batched_radius(
     return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
 
 
+@torch.library.custom_op(
+    "pointproj::batched_fps", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def _batched_fps(
+    src: Tensor,
+    batch: Tensor | None,
+    ratio: float,
+    ratios: Tensor | None,
+    random_start: bool,
+    batch_size: int | None,
+    ptr: Tensor | None,
+) -> Tensor:
+    if ptr is None:
+        ptr = boundaries(src, src, batch, batch, batch_size)[0]
+    return sampled_rows(src, ptr, ratio if ratios is None else ratios, random_start)
+
+
+@_batched_fps.register_fake
+def _rows_of_unknown_number(src: Tensor, *others: object) -> Tensor:
+    return src.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
+
+
 @_batched_knn.register_fake
 @_batched_radius.register_fake
 def _edges_of_unknown_number(x: Tensor, *others: object) -> Tensor:

@@ -38,11 +38,18 @@ class SortedPairs(NamedTuple):
 
 
 def array(name: str, values: object) -> Tensor:
-    """A tensor as it is; an array or list of numbers as a tensor on the CPU."""
+    """A tensor as it is; an array or list of numbers as a tensor on the CPU.
+
+    What torch has no dtype for is rounded to float64: long doubles, and objects such as fractions.
+    """
     if isinstance(values, Tensor):
         return values
     try:
-        return torch.as_tensor(np.asarray(values, order="C"))
+        given = np.asarray(values)
+        if given.dtype == np.longdouble or given.dtype == object:
+            given = given.astype(np.float64)
+        native = given.dtype.newbyteorder("=")
+        return torch.from_numpy(np.require(given, native, ["C", "W"]))  # never on torch's default device
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{name} must be a tensor, an array or a list of numbers; got {type(values).__name__}"
@@ -83,6 +90,12 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
         torch.nn.functional.pad(values.to(dtype), (0, 1)) if on_a_line else values.to(dtype)
         for values in widened.values()
     )
+
+
+def narrowed(values: Float[Tensor, "*shape"], *points: Tensor) -> Float[Tensor, "*shape"]:
+    """Values computed from :func:`coordinates` of these points, in the dtype that the points have together."""
+    dtype = functools.reduce(torch.promote_types, (given.dtype for given in points))
+    return values.to(dtype) if dtype.is_floating_point else values
 
 
 def number_or_tensor(name: str, radius: object, shape: tuple[int, ...], like: Tensor) -> Radius:
@@ -192,7 +205,7 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     if isinstance(radius, Tensor):
         squared = radius.square()
         return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
-    squared = torch.tensor(radius * radius, dtype=points.dtype)  # the product in float64, then rounded
+    squared = torch.tensor(radius * radius, dtype=points.dtype, device="cpu")  # the product in float64, then rounded
     return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
 
 
@@ -248,7 +261,7 @@ def first_within(
     first. The squared distances are differentiable twice in both sets of points. The rows, those within the
     cloud, ascend. Where there are fewer than k, squared distances are 0 and rows -1.
     """
-    radius = torch.tensor(radius, dtype=query_points.dtype).item()
+    radius = torch.tensor(radius, dtype=query_points.dtype, device="cpu").item()
     queries, found, squared = pairs_within(query_points, reference_points, radius, inclusive=False)
     shape = (*query_points.shape[:2], k)
     rank, count = ranks(queries), shape[0] * shape[1] * k

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import coordinates, first_within, nearest, random_rows
+from pointproj.compat.pairs import coordinates, first_within, narrowed, nearest, random_rows
 from pointproj.ops.farthest_points import farthest_points
 from pointproj.ops.specification.reference import squared_lengths
 
@@ -59,9 +59,11 @@ def knn_points(
     query_points, reference_points = coordinates(p1=p1, p2=p2)
     _, idx = nearest(query_points.detach(), _without_padding(reference_points.detach(), lengths2), K)
     idx = idx.masked_fill(_beyond(p1, lengths1), -1)
-    # Not the squares of the distances found: these have no second derivative at 0.
-    dists = squared_lengths(query_points[:, :, None] - _gathered(reference_points, idx))
-    dists, idx = dists.masked_fill(idx < 0, 0.0), idx.clamp(min=0)
+    # Not the squares of the distances found: these have no second derivative at 0. Differences are set to 0,
+    # not their squares: a row that is not finite must get the gradient 0.
+    delta = query_points[:, :, None] - _gathered(reference_points, idx)
+    dists = narrowed(squared_lengths(delta.masked_fill(idx[..., None] < 0, 0.0)), p1, p2)
+    idx = idx.clamp(min=0)
     return KNN(dists, idx, knn_gather(p2, idx, lengths2) if return_nn else None)
 
 
@@ -109,7 +111,7 @@ def ball_query(
     query_points, reference_points = coordinates(p1=p1, p2=p2)
     dists, idx = first_within(query_points, _without_padding(reference_points, lengths2), radius, K)
     absent = (idx < 0) | _beyond(p1, lengths1)
-    dists, idx = dists.masked_fill(absent, 0.0), idx.masked_fill(absent, -1)
+    dists, idx = narrowed(dists.masked_fill(absent, 0.0), p1, p2), idx.masked_fill(absent, -1)
     return KNN(dists, idx, _gathered(p2, idx) if return_nn else None)
 
 

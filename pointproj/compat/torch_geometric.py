@@ -192,12 +192,12 @@ def knn_interpolate(
 
 
 def fps(
-    x: Float[Tensor, "*points f"],
-    batch: Batch | None = None,
+    x: Tensor,
+    batch: Tensor | None = None,
     ratio: float = 0.5,
     random_start: bool = True,
     batch_size: int | None = None,
-) -> Int[Tensor, " chosen"]:
+) -> Tensor:
     """Choose points evenly over each cloud: always the one farthest from all chosen before.
 
     ``random_start`` begins with a random point of each cloud, by torch's generator, instead of its first.
@@ -209,7 +209,7 @@ def fps(
         Rows of ``x``, cloud after cloud, in the order in which they were chosen; of equally far points the
         lower row. The host waits for the device; :func:`pointproj.farthest_points` does not.
     """
-    return sampled_rows(x, boundaries(x, x, batch, batch, batch_size)[0], ratio, random_start)
+    return torch.ops.pointproj.batched_fps(x, batch, ratio, None, random_start, batch_size, None)
 
 
 def install() -> None:

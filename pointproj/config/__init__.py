@@ -58,7 +58,7 @@ def to_config(composed: Any) -> Config:
     config = OmegaConf.to_object(composed)
     if config.data.queries is None:  # random points, unless target or neighbours need the grid
         target = TARGETS.get(config.target.name)
-        of_mesh = target is not None and target.of_mesh
+        of_mesh = target is not None and (target.of_mesh or target.is_measured)
         config.data.queries = 1024 if of_mesh and config.projector.kept_neighbors is None else 0
     problems = [*problems_of(config)]
     if problems:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pointproj.config.networks import NETWORKS
-from pointproj.config.schema import AllocatorConfig, Config
+from pointproj.config.schema import AllocatorConfig, AugmentationConfig, Config
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, value_problems
 
@@ -42,6 +42,7 @@ def _misplaced(config: Config) -> Iterator[str]:
         ("data", "varied", data.varied, generated, "leave it out"),
         ("data", "defects", data.defects, generated, "leave it out"),
         ("data", "variants", data.variants, generated, "leave it out"),
+        ("data", "fields", data.fields, ("fields", "flow"), "leave it out"),
         ("data", "repeats", data.repeats > 1 and data.repeats, ("mixed",), "write training.epochs instead"),
         ("allocator", "expandable_segments", allocator.expandable_segments, ("torch",), "leave it out"),
         *(
@@ -75,6 +76,7 @@ def _network_problems(config: Config) -> Iterator[str]:
 
 def _data_problems(config: Config) -> Iterator[str]:
     data, target = config.data, config.target.name
+    yield from _field_problems(config)
     if data.classes is not None and not data.classes:
         yield "data.classes=[]: expected at least one class, or null for all that are found"
     if data.name == "gaussian" and target in TARGETS and TARGETS[target].of_mesh:
@@ -92,6 +94,33 @@ def _data_problems(config: Config) -> Iterator[str]:
             yield "data.mixture=[]: expected at least one kind of clouds, such as [{sampling:even}], or null"
         if not data.resample:
             yield "data.mixture draws other points in every epoch: write data.resample=true, or leave it out"
+
+
+def _field_problems(config: Config) -> Iterator[str]:
+    """Yield conflicts between data with fields and targets of meshes."""
+    data, target = config.data, config.target.name
+    if data.has_fields != (target == "field"):
+        yield (
+            f"data={data.name} and target={target}: target=field is for data=fields and data=flow, and they "
+            "are for it"
+        )
+    if data.name == "fields" and not data.fields:
+        yield "data=fields: write data.fields=[NAME,...], the names of the fields in the files"
+    if not data.has_fields:
+        return
+    network = config.projector.name
+    if not config.projector.READS_FIELDS:
+        yield f"target=field is for projector=knn, radius and attention; got projector={network}"
+    if data.sampling != "area" or data.noise or data.mixture:
+        yield "samples with fields have points of their own: leave data.sampling, data.noise and data.mixture out"
+    if data.classes is not None:
+        yield "samples with fields have no classes: leave data.classes out"
+    if config.augmentation != AugmentationConfig(
+        rotate=config.augmentation.rotate, mirror=config.augmentation.mirror
+    ):
+        yield "samples with fields can be turned and mirrored: of augmentation, write rotate and mirror only"
+    if data.sampler == "device":
+        yield "samples with fields stay on disk: write data.sampler=loader, or leave it out"
 
 
 def _query_problems(config: Config) -> Iterator[str]:
@@ -114,7 +143,7 @@ def _query_problems(config: Config) -> Iterator[str]:
     facts = TARGETS.get(target.name)
     if facts is None:  # an unknown name is reported by another check
         return
-    if config.data.queries and not facts.of_mesh:
+    if config.data.queries and not (facts.of_mesh or facts.is_measured):
         yield f"target={target.name} has values only on the grid: write data.queries=0"
     for name in ("stretch", "warp"):
         if getattr(augmentation, name) and facts.is_distance:

@@ -20,9 +20,23 @@ class _AggregatingConfig(ProjectorConfig):
     """Values for both neighbourhoods of the Projector."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.projector:Projector"
+    READS_FIELDS: ClassVar[bool] = True
 
-    sigma: float = value(0.02, "softmax temperature, in units of the query cube", above=0)
+    sigma: float | int | str = value(
+        0.02,
+        "softmax temperature, in units of the query cube; `learned`: one for each scale, from 0.1 or a third of "
+        "the radius on",
+        above=0,
+        words=("learned",),
+    )
     hidden_channels: int = value(25, "width of both MLPs", least=1, most=65_536)
+    pool: bool = value(False, "whether the second MLP gets the mean of the cloud's features too")
+    blocks: int = value(
+        0,
+        "gated blocks of the second network, which represent products of inputs; 0: MLPs",
+        least=0,
+        most=1024,
+    )
     context: bool | None = value(
         None, "whether the second MLP gets the positions of the neighbours; null: unless `target=random`"
     )
@@ -41,7 +55,9 @@ class _AggregatingConfig(ProjectorConfig):
     def fill_in(self, config: Config) -> None:
         """Fill in context, for all targets of meshes, and normals, if they tell inside from outside."""
         if self.context is None:
-            self.context = TARGETS[config.target.name].of_mesh
+            self.context = config.target.name != "random"
+        if config.data.has_fields:
+            self.normals = True if self.normals is None else self.normals
         if self.normals is None:  # not for real meshes, whose faces have arbitrary orientation
             tells_inside = TARGETS[config.target.name].inside_sign is not None
             self.normals = tells_inside and config.data.name == "furniture"
@@ -53,18 +69,29 @@ class KnnConfig(_AggregatingConfig):
 
     name: str = value("knn", "the network")
     k: int = value(7, "neighbours of each query point", least=1)
+    scales: list[int] | None = value(None, "several `k` instead of one, such as `[8,64]`; one search for all")  # noqa: RUF009 - a field
     keep_neighbors: bool = value(
         False, "search each training shape once and keep its neighbours; needs `data.resample=false`"
     )
 
     @property
     def kept_neighbors(self) -> int | None:
-        """``k`` with ``keep_neighbors``, else None."""
-        return self.k if self.keep_neighbors else None
+        """The largest ``k`` with ``keep_neighbors``, else None."""
+        return max(self.scales or [self.k]) if self.keep_neighbors else None
+
+    @property
+    def fewest_points(self) -> int:
+        """Reference points that a cloud needs: as many as the largest ``k``."""
+        return max(self.scales or [self.k])
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield too many neighbours, and for ``keep_neighbors`` all values that change the neighbours."""
         yield from super().problems(config)
+        if self.scales is not None and not all(k > 0 for k in self.scales or [0]):
+            yield f"projector.scales={self.scales}: expected whole numbers of at least 1, such as [8,64]"
+        elif self.fewest_points > max(self.k, config.data.fewest_points):
+            points = config.data.fewest_points
+            yield f"projector.scales={self.scales}: expected at most data.points={points}, or more points"
         if not self.keep_neighbors:
             return
         why = "projector.keep_neighbors=true needs shapes that stay as they are"
@@ -86,6 +113,15 @@ class RadiusConfig(_AggregatingConfig):
     radius: float = value(
         1.0, "radius, in units of the query cube; a query without neighbours gets no features", above=0
     )
+    scales: list[float] | None = value(
+        None, "several radii instead of one, such as `[0.1,1]`; one index for all"
+    )
+
+    def problems(self, config: Config) -> Iterator[str]:
+        """Yield scales that are no radii."""
+        yield from super().problems(config)
+        if self.scales is not None and not all(radius > 0 for radius in self.scales or [0]):
+            yield f"projector.scales={self.scales}: expected radii above 0, such as [0.1,1]"
 
 
 @dataclass

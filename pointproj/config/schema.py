@@ -32,6 +32,8 @@ class ProjectorConfig:
     OPERATOR: ClassVar[str] = "knn"  # the operator that a backend must have: knn, radius or attend
     FEW_KERNELS: ClassVar[bool] = True  # whether one process compiles the network's kernels fastest
 
+    READS_FIELDS: ClassVar[bool] = False  # whether the network takes features of query points
+
     sensors = False  # whether the network gets directions to sensors; a field of networks that can use them
 
     name: str = value(MISSING, "the network")
@@ -86,13 +88,16 @@ class DataConfig:
     """The source of the shapes, and how they are sampled."""
 
     name: str = value(
-        MISSING, "which shapes", choices=("furniture", "modelnet10", "meshes", "mixed", "gaussian")
+        MISSING,
+        "which shapes",
+        choices=("furniture", "modelnet10", "meshes", "mixed", "flow", "fields", "gaussian"),
     )
     root: str | None = value(
         None,
-        "folder with `<class>/{train,test}/*.off`, for `data=meshes` any folder of mesh files; "
-        "null: `data/<name>`",
+        "folder with `<class>/{train,test}/*.off`, for `data=meshes` any folder of mesh files, for "
+        "`data=fields` of samples; null: `data/<name>`",
     )
+    fields: list[str] | None = value(None, "`data=fields`: names of the fields to learn, as in the files")  # noqa: RUF009 - a field
     download: bool = value(False, "`data=modelnet10` only: fetch the official archive into `data.root`")
     strict: bool = value(False, "stop at the first unusable mesh instead of leaving it out")
     classes: list[str] | None = value(None, "class folders to read; null: all that are found")  # noqa: RUF009 - a field
@@ -103,7 +108,9 @@ class DataConfig:
         least=0,
         below=1,
     )
-    test: float = value(0.1, "`data=meshes` only: share of the meshes that are test meshes", least=0, below=1)
+    test: float = value(
+        0.1, "`meshes`, `fields`: share of the meshes or samples that are for tests", least=0, below=1
+    )
     split_seed: int = value(0, "seed of the choice of meshes for these shares", least=0)
     train_meshes: int = value(
         6, "generated training meshes of each class, for `furniture` and `mixed`", least=1
@@ -134,7 +141,7 @@ class DataConfig:
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
     queries: int | None = value(
         None,
-        "random query points of each training shape; 0: the grid instead; null: 1024, for `target=random` 0",
+        "random query points of each training shape or sample; 0: the grid instead; null: 1024, for `target=random` 0",
         least=0,
     )
     pool: int = value(16384, "cached random points of each shape, from which queries are drawn", least=1)
@@ -150,6 +157,11 @@ class DataConfig:
         choices=("auto", "device", "loader"),
     )
     workers: int = value(0, "processes of the loader that sample batches ahead", least=0, most=1024)
+
+    @property
+    def has_fields(self) -> bool:
+        """Whether the data are samples with fields."""
+        return self.name in ("flow", "fields")
 
     @property
     def clouds(self) -> tuple["MixtureConfig", ...]:

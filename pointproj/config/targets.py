@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Output = Literal["distance", "signed_distance", "logit", "number"]
+Output = Literal["distance", "signed_distance", "logit", "number", "field"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,11 @@ class Target:
     unit: str  # of the metric; empty if it has none
     colors: str  # Matplotlib's name of the colour map for its values
     of_mesh: bool = True  # whether a mesh gives the values, so that they can be computed at any point
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the values come from files of ``data=fields``, and not from a mesh."""
+        return self.output == "field"
 
     @property
     def is_distance(self) -> bool:
@@ -58,6 +63,15 @@ TARGETS = {
         metric="error_rate",
         unit="",
         colors="cividis",
+    ),
+    "field": Target(
+        title="measured or simulated fields",
+        output="field",
+        loss="squared",
+        metric="relative_l2",
+        unit="",
+        colors="viridis",
+        of_mesh=False,
     ),
     "random": Target(
         title="random numbers",

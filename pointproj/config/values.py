@@ -29,15 +29,19 @@ def value(
     most: float | None = None,
     above: float | None = None,
     below: float | None = None,
+    words: tuple[str, ...] = (),
 ) -> Any:
     """Declare a field of a config section.
 
     ``default`` is ``MISSING`` if the user must choose. ``meaning`` is shown in the reference of all values
     (``docs/config_reference.py``). ``choices`` lists the allowed words; it is empty if any word is allowed.
-    ``least`` and ``most`` are allowed values themselves, ``above`` and ``below`` are not.
+    ``least`` and ``most`` are allowed values themselves, ``above`` and ``below`` are not. ``words`` are allowed
+    instead of a number.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below}
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "choices": choices, **bounds})
+    return dataclasses.field(
+        default=default, metadata={"meaning": meaning, "choices": choices, "words": words, **bounds}
+    )
 
 
 def value_problems(section: Any, prefix: str) -> Iterator[str]:
@@ -89,7 +93,8 @@ def type_words(entry: dataclasses.Field, thousands: str = ",") -> str:
     limits = [(words, allowed.get(name)) for name, (words, _) in BOUNDS.items()]
     bounds = [f"{words} {limit:{thousands}}" for words, limit in limits if limit is not None]
     named = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a word")
-    return " ".join([named, " and ".join(bounds)]).strip() + null
+    words = "".join(f", or {word}" for word in allowed.get("words", ()))
+    return " ".join([named, " and ".join(bounds)]).strip() + words + null
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
@@ -103,6 +108,8 @@ def _expected(given: Any, entry: dataclasses.Field) -> str | None:
     allowed, expected = entry.metadata, type_words(entry, thousands="")
     if choices := allowed.get("choices"):
         return None if given in choices else expected + nearest(given, choices)
+    if isinstance(given, str) and (words := allowed.get("words")):
+        return None if given in words else expected
     if not isinstance(given, int | float) or isinstance(given, bool):
         return None
     if isinstance(given, float) and not math.isfinite(given):

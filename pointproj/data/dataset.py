@@ -21,6 +21,7 @@ from pointproj.config import Config
 from pointproj.data.cache import Cache
 from pointproj.data.clouds import Sampling, finished_cloud
 from pointproj.data.errors import DataError
+from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.data.layout import SPLITS, MeshFile
 from pointproj.data.preparation import PreparedMesh, Recipe, build_kernels, prepare_meshes, target_device
 from pointproj.data.shapes import Entry, Shape, StoredShapes
@@ -73,6 +74,8 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     resample: bool
     queries: int = 0
 
+    one_at_a_time = False  # whether batches hold one shape
+
     def __len__(self) -> int:
         return len(self.shapes)
 
@@ -110,13 +113,15 @@ class PreparedData:
     """The data of a run.
 
     ``validation`` has the held-out training meshes, sampled like the test meshes; None if none are held out.
-    ``left_out`` lists (file, reason) of each mesh that could not be used.
+    ``left_out`` lists (file, reason) of each mesh that could not be used. For ``target=field`` the datasets
+    are :class:`pointproj.data.fields.dataset.FieldDataset`, and there are ``statistics``.
     """
 
     train: ShapeDataset
     test: ShapeDataset
     left_out: list[tuple[str, str]]
     validation: ShapeDataset | None = None
+    statistics: FieldStatistics | None = None  # of fields
 
 
 def prepare(
@@ -139,6 +144,10 @@ def prepare(
     MeshError
         With ``data.strict=true``, at the first unusable mesh.
     """
+    if config.data.has_fields:
+        from pointproj.data.fields.dataset import prepare_fields
+
+        return prepare_fields(config, processes)
     if config.data.name == "gaussian":
         return _gaussian(config)
     started = time.monotonic()

@@ -45,9 +45,9 @@ class PreparedMesh:
 
     ``digest`` is the SHA-256 of the mesh's file. ``key`` is the name of the cache entry. The entry has
     ``vertices`` (V, 3) float64, ``faces`` (F, 3) int32, ``target`` (grid**3,) and ``pool`` (pool,), which is
-    the target at the points of :func:`pointproj.geometry.sampling.pool_points` with :func:`pool_seed`.
-    ``target`` and ``pool`` are float32, or bool if the target holds labels. If there is a ``reason``, all
-    arrays are empty.
+    the target at the points of :func:`pointproj.geometry.sampling.pool_points` with ``pool_seed`` () uint64.
+    ``target`` and ``pool`` are float32, or bool if the target holds labels. If there is a ``reason``, the
+    entry has that alone.
     """
 
     digest: str
@@ -115,11 +115,6 @@ def build_kernels(target: str, device: str) -> None:
         field_at(face, np.zeros((1, 3), np.float32), target, device=usable_device(device))
 
 
-def pool_seed(key: str) -> int:
-    """Return the seed of an entry's random points, from its key."""
-    return int(key[:16], 16)
-
-
 def _prepare(path: Path, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
     """Load the entry of a file, or make it."""
     found = _found(path, recipe, cache)
@@ -143,12 +138,11 @@ def _found(path: Path, recipe: Recipe, cache: Cache) -> PreparedMesh | Source:
 
 def _make(source: Source, recipe: Recipe, cache: Cache, device: str) -> PreparedMesh:
     """Make the entry of a file; it holds the reason if the mesh cannot be used."""
-    reason = None
+    reason, arrays = None, {}
     try:
         arrays = _arrays(source, recipe, device)
     except MeshError as error:
-        reason, empty, none = error.reason, np.empty((0, 3)), np.empty(0, np.float32)
-        arrays = {"vertices": empty, "faces": empty.astype(np.int32), "target": none, "pool": none}
+        reason = error.reason
     cache.store(source.key, {**arrays, "reason": np.array(reason or "")})
     return PreparedMesh(source.digest, source.key, reason)
 
@@ -156,10 +150,11 @@ def _make(source: Source, recipe: Recipe, cache: Cache, device: str) -> Prepared
 def _arrays(source: Source, recipe: Recipe, device: str) -> dict[str, np.ndarray]:
     """Return the arrays of an entry, see :class:`PreparedMesh`."""
     mesh = normalize(parse_mesh(source.content, source.path))
+    # Of mesh and recipe alone, not of the code: a run's numbers stay when a docstring changes.
+    seed = int(entry_key(source.digest, asdict(recipe))[:16], 16)
     points = np.empty((0, 3), np.float32)
     if recipe.pool:
-        sampler = SurfaceSampler(mesh.vertices, mesh.faces)
-        points = pool_points(sampler, recipe.pool, pool_seed(source.key))
+        points = pool_points(SurfaceSampler(mesh.vertices, mesh.faces), recipe.pool, seed)
     if TARGETS[recipe.target].of_mesh:
         device = usable_device(device)
         values = target_field(mesh, recipe.grid, recipe.target, beside=points, device=device)
@@ -170,7 +165,8 @@ def _arrays(source: Source, recipe: Recipe, device: str) -> dict[str, np.ndarray
         values = values > 0.5
     target, pool = np.split(values, [recipe.grid**3])
     faces = mesh.faces.astype(np.int32)
-    return {"vertices": mesh.vertices, "faces": faces, "target": target, "pool": pool}
+    arrays = {"vertices": mesh.vertices, "faces": faces, "target": target, "pool": pool}
+    return {**arrays, "pool_seed": np.uint64(seed)}
 
 
 @functools.cache

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pointproj.data.cache import Cache
 from pointproj.data.errors import DataError
-from pointproj.data.preparation import pool_seed
 from pointproj.geometry.sampling import PointSource, SurfaceSampler, pool_points
 
 KEPT_BYTES = 2**28  # of the last sampled shapes, which a process keeps in memory
@@ -98,6 +97,6 @@ class StoredShapes(Sequence[Shape]):
         size = sum(array.nbytes for array in (vertices, faces, sampler.summed_areas))
         size += 4 * (len(target) + 4 * count)
         pool = None, None
-        if count:  # the points are made again from mesh and key; the cache has only their values
-            pool = torch.from_numpy(pool_points(sampler, count, pool_seed(entry.key))), values
+        if count:  # the points are made again from mesh and seed; the cache has only their values
+            pool = torch.from_numpy(pool_points(sampler, count, int(arrays["pool_seed"]))), values
         return Shape(entry.name, entry.class_name, entry.identity, sampler, target, *pool), size

@@ -1,1 +1,5 @@
 """The networks and their parts."""
+
+from pointproj.nn.edge_mlp import EdgeMLP
+
+__all__ = ["EdgeMLP"]

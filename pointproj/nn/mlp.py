@@ -42,7 +42,7 @@ class MLP(nn.Sequential):
 
     def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
         """Apply the layers to each row; layers in half precision, as after ``.half()``, convert the rows."""
-        if self[0].weight.dtype in (torch.float16, torch.bfloat16):
+        if _is_half(self[0]):
             rows = rows.to(self[0].weight.dtype)  # positions are in single precision
         # Layers get a matrix. With more axes, compiled code stores masks, which is slow on a CPU.
         matrix = rows.reshape(-1, rows.shape[-1])
@@ -63,6 +63,53 @@ class MLP(nn.Sequential):
         if not whole or torch.is_autocast_enabled(rows.device.type):
             return False
         return torch.compiler.is_compiling() or _kernels_run(rows.device)  # torch.compile needs Triton itself
+
+
+class GatedMLP(nn.Module):
+    """Residual gated blocks: they represent products of inputs, which an MLP has to approximate.
+
+    A block adds ``W_2 (silu(a) * b)`` to its input x, where (a, b) = ``W_1 norm(x)`` (Shazeer, GLU variants
+    improve transformer, 2020). Linear layers come before the first block and after the last.
+
+    Parameters
+    ----------
+    in_channels : int
+        Channels of the input.
+    hidden_channels : int
+        Width of all blocks.
+    out_channels : int
+        Channels of the result.
+    blocks : int
+        Number of blocks.
+    """
+
+    def __init__(self, in_channels: int, hidden_channels: int, out_channels: int, blocks: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(in_channels, hidden_channels)
+        self.blocks = nn.ModuleList(_GatedBlock(hidden_channels) for _ in range(blocks))
+        self.last = nn.Linear(hidden_channels, out_channels)
+
+    def forward(self, rows: Float[Tensor, "*rows in"]) -> Float[Tensor, "*rows out"]:
+        """Apply the blocks to each row; after ``.half()`` and the like, rows are converted."""
+        hidden = self.first(rows.to(self.first.weight.dtype) if _is_half(self.first) else rows)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return self.last(hidden)
+
+
+class _GatedBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.up, self.down = nn.Linear(channels, 2 * channels), nn.Linear(channels, channels)
+
+    def forward(self, hidden: Float[Tensor, "*rows c"]) -> Float[Tensor, "*rows c"]:
+        gate, values = self.up(self.norm(hidden)).chunk(2, dim=-1)
+        return self.down(nn.functional.silu(gate) * values)
+
+
+def _is_half(layer: nn.Linear) -> bool:
+    return layer.weight.dtype in (torch.float16, torch.bfloat16)
 
 
 @functools.cache

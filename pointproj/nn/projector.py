@@ -1,5 +1,7 @@
 """The network: an MLP on the reference points, aggregation onto the query points, and a second MLP there."""
 
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -8,8 +10,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pointproj.nn.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
-from pointproj.nn.mlp import MLP
-from pointproj.ops.functional import Index, build_index, knn_aggregate, radius_aggregate
+from pointproj.nn.mlp import MLP, GatedMLP
+from pointproj.ops.functional import Index, build_index, knn, knn_aggregate, radius_aggregate
+
+FIRST_SIGMA = 0.1  # of a learned sigma with the k nearest neighbours, in the unit of the points
 
 # Channels of the last MLP for each output channel, by what the output means. See as_predicted.
 PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
@@ -46,14 +50,24 @@ class Projector(nn.Module):
         Neighbours of a query point, for ``kind="knn"``.
     radius : float or None
         Largest distance of a neighbour, in the unit of the points, for ``kind="radius"``.
-    sigma : float
-        Softmax temperature in the unit of the points.
+    scales : sequence of float, optional
+        Several ``k`` or radii instead of one. The second MLP gets the aggregation at each of them.
+    sigma : float or "learned"
+        Softmax temperature in the unit of the points. A learned one begins with :data:`FIRST_SIGMA`, or a
+        third of the radius, and is a parameter of the network, one for each scale.
     in_channels : int
         Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
     hidden_channels : int
         Width of both MLPs.
     out_channels : int
         Channels of the result.
+    query_channels : int
+        Channels of ``query_features`` in :meth:`forward`, which are further inputs of the second MLP.
+    pool : bool
+        Whether the mean over the cloud of the features from the first MLP is an input of the second one too.
+    blocks : int
+        If not 0, :class:`pointproj.nn.mlp.GatedMLP` takes the place of both MLPs: the second one has this
+        many blocks, the first one has one block.
     context : bool
         Whether displacement, soft distance, spread and has_neighbour are inputs of the second MLP.
     predicts : {"value", "distance", "signed_distance"}
@@ -64,8 +78,8 @@ class Projector(nn.Module):
     Raises
     ------
     ValueError
-        For another ``kind`` or ``predicts``; for ``kind="radius"`` without a radius; or if a distance is
-        predicted without ``context``.
+        For another ``kind`` or ``predicts``; for ``kind="radius"`` without a radius; for a ``k`` that is no
+        whole number; or if a distance is predicted without ``context``.
     """
 
     def __init__(
@@ -74,10 +88,14 @@ class Projector(nn.Module):
         kind: str = "knn",
         k: int = 7,
         radius: float | None = None,
-        sigma: float = 0.02,
+        scales: Sequence[float] | None = None,
+        sigma: float | str = 0.02,
         in_channels: int = 3,
         hidden_channels: int = 25,
         out_channels: int = 1,
+        query_channels: int = 0,
+        pool: bool = False,
+        blocks: int = 0,
         context: bool = False,
         predicts: str = "value",
         backend: str = "auto",
@@ -85,18 +103,30 @@ class Projector(nn.Module):
         super().__init__()
         if kind not in ("knn", "radius"):
             raise ValueError(f"expected kind 'knn' or 'radius', got {kind!r}")
-        if kind == "radius" and radius is None:
+        if kind == "radius" and radius is None and not scales:
             raise ValueError("kind='radius' needs a radius, got None; give radius in the unit of the points")
         self.kind = kind
-        self.k = k
-        self.radius = radius
-        self.sigma = sigma
+        self.scales = tuple(scales or [k if kind == "knn" else radius])
+        if kind == "knn":
+            if any(int(scale) != scale for scale in self.scales):
+                raise ValueError(f"expected whole numbers k for kind='knn', got scales={self.scales}")
+            self.scales = tuple(int(scale) for scale in self.scales)
+        self.learns_sigma = sigma == "learned"
+        if self.learns_sigma:
+            first = [FIRST_SIGMA if kind == "knn" else scale / 3 for scale in self.scales]
+            self.log_sigma = nn.Parameter(torch.tensor(first).log())
+        else:
+            self.sigma = sigma
         self.context = context
         self.predicts = predicts
         self.backend = backend
-        self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
-        query_channels = hidden_channels + (CONTEXT_CHANNELS if context else 0)
-        self.query_mlp = last_mlp(query_channels, hidden_channels, out_channels, predicts)
+        self.pool = pool
+        width = hidden_channels
+        self.reference_mlp = (GatedMLP if blocks else MLP)(in_channels, width, width, *[1] * bool(blocks))
+        query_channels += len(self.scales) * (hidden_channels + (CONTEXT_CHANNELS if context else 0))
+        if pool:
+            query_channels += hidden_channels
+        self.query_mlp = last_mlp(query_channels, hidden_channels, out_channels, predicts, blocks)
         if predicts != "value" and not context:
             raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
 
@@ -124,7 +154,7 @@ class Projector(nn.Module):
             Argument of :meth:`decode`.
         """
         if index is None:
-            index = build_index(reference_points, radius=self.radius, backend=self.backend)
+            index = self._build_index(reference_points)
         return CloudEncoding(reference_points, self._hidden(reference_points, features), index)
 
     def decode(
@@ -132,6 +162,7 @@ class Projector(nn.Module):
         query_points: Float[Tensor, "*batch q 3"],
         encoding: CloudEncoding,
         *,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
         neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points; many points may be given in several calls.
@@ -142,9 +173,11 @@ class Projector(nn.Module):
             Points to evaluate at. With a batch of clouds, (Q, 3) means the same points for every cloud.
         encoding : CloudEncoding
             Result of :meth:`encode`.
+        query_features : (Q, C) or (B, Q, C) float tensor, optional
+            What is known of the query points, such as their normals; needed with ``query_channels``.
         neighbor_indices : (Q, k) or (B, Q, k) integer tensor, optional
-            Result of :func:`pointproj.knn` for these points; for ``kind="knn"`` only. Without it, the
-            neighbours are searched.
+            Result of :func:`pointproj.knn` for these points; for ``kind="knn"`` only, with the largest
+            ``k``. Without it, the neighbours are searched.
 
         Returns
         -------
@@ -159,13 +192,19 @@ class Projector(nn.Module):
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        aggregate = self._aggregation(query_points, reference_points, index, neighbor_indices)
+        known = [] if query_features is None else [query_features]
+        if self.pool:
+            known.append(hidden.mean(-2, keepdim=True).expand(*query_points.shape[:-1], -1))
+        at_scales = self._aggregations(query_points, reference_points, index, neighbor_indices)
         if not self.context:
-            return self.query_mlp(aggregate(hidden))
+            return self.query_mlp(_joined([*(aggregate(hidden) for aggregate in at_scales), *known]))
 
-        hidden, *context = aggregate_with_context(aggregate, query_points, reference_points, hidden)
-        predicted = self.query_mlp(torch.cat([hidden, *context], dim=-1))
-        return as_predicted(predicted, context[1], self.predicts)
+        parts = [
+            aggregate_with_context(aggregate, query_points, reference_points, hidden)
+            for aggregate in at_scales
+        ]
+        predicted = self.query_mlp(_joined([*itertools.chain(*parts), *known]))
+        return as_predicted(predicted, parts[0][2], self.predicts)
 
     def forward(
         self,
@@ -173,38 +212,57 @@ class Projector(nn.Module):
         reference_points: Float[Tensor, "*batch n 3"],
         *,
         features: Float[Tensor, "*batch n c"] | None = None,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
         index: Index | None = None,
         neighbor_indices: Int[Tensor, "*batch q k"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
         # A single call builds no index itself: some backends are faster when they get both sets of points.
-        hidden = self._hidden(reference_points, features)
-        encoding = CloudEncoding(reference_points, hidden, index)
-        return self.decode(query_points, encoding, neighbor_indices=neighbor_indices)
+        if index is None and len(self.scales) > 1:
+            index = self._build_index(reference_points)
+        encoding = CloudEncoding(reference_points, self._hidden(reference_points, features), index)
+        known = {"query_features": query_features, "neighbor_indices": neighbor_indices}
+        return self.decode(query_points, encoding, **known)
 
     def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
         return self.reference_mlp(reference_points if features is None else features)
 
-    def _aggregation(
+    def _build_index(self, reference_points: Tensor) -> Index:
+        radius = max(self.scales) if self.kind == "radius" else None
+        return build_index(reference_points, radius=radius, backend=self.backend)
+
+    def _aggregations(
         self,
         query_points: Tensor,
         reference_points: Tensor,
         index: Index | None,
         neighbor_indices: Tensor | None,
-    ) -> Aggregate:
-        shared = {"sigma": self.sigma, "index": index, "backend": self.backend}
-        if self.kind == "knn":
-            shared["neighbor_indices"] = neighbor_indices
-            return partial(knn_aggregate, query_points, reference_points, k=self.k, **shared)
-        if neighbor_indices is not None:
+    ) -> Iterator[Aggregate]:
+        """Yield the aggregation of each scale; all share one index, and with ``kind="knn"`` one search."""
+        points, shared = (query_points, reference_points), {"index": index, "backend": self.backend}
+        if self.kind == "radius" and neighbor_indices is not None:
             raise ValueError("neighbor_indices are for kind='knn'; this projector has kind='radius'")
-        return partial(radius_aggregate, query_points, reference_points, radius=self.radius, **shared)
+        if len(self.scales) > 1 and self.kind == "knn" and neighbor_indices is None:
+            _, neighbor_indices = knn(*(each.detach() for each in points), max(self.scales), **shared)
+        sigmas = self.log_sigma.exp() if self.learns_sigma else itertools.repeat(self.sigma)
+        for scale, sigma in zip(self.scales, sigmas, strict=False):
+            if self.kind == "radius":
+                yield partial(radius_aggregate, *points, radius=scale, sigma=sigma, **shared)
+                continue
+            rows = None if neighbor_indices is None else neighbor_indices[..., :scale]
+            yield partial(knn_aggregate, *points, k=scale, sigma=sigma, neighbor_indices=rows, **shared)
 
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""
-        neighbors = f"k={self.k}" if self.kind == "knn" else f"radius={self.radius}"
+        name = "k" if self.kind == "knn" else "radius"
+        neighbors = f"scales={list(self.scales)}" if len(self.scales) > 1 else f"{name}={self.scales[0]}"
+        sigma = "learned" if self.learns_sigma else self.sigma
         extras = f"context={self.context}, predicts={self.predicts}"
-        return f"kind={self.kind}, {neighbors}, sigma={self.sigma}, {extras}, backend={self.backend}"
+        return f"kind={self.kind}, {neighbors}, sigma={sigma}, {extras}, backend={self.backend}"
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def as_predicted(
@@ -225,15 +283,19 @@ def as_predicted(
     return (1 + scale) * soft_distance + shift
 
 
-def last_mlp(in_channels: int, hidden_channels: int, out_channels: int, predicts: str) -> MLP:
+def last_mlp(
+    in_channels: int, hidden_channels: int, out_channels: int, predicts: str, blocks: int = 0
+) -> nn.Module:
     """Make the MLP for :func:`as_predicted`, initialised so that a predicted distance is the soft distance.
 
     Raises ValueError for another ``predicts``.
     """
     if predicts not in PREDICTED_CHANNELS:
         raise ValueError(f"expected predicts {', '.join(PREDICTED_CHANNELS)}, got {predicts!r}")
-    mlp = MLP(in_channels, hidden_channels, out_channels * PREDICTED_CHANNELS[predicts])
+    shape = in_channels, hidden_channels, out_channels * PREDICTED_CHANNELS[predicts]
+    mlp = GatedMLP(*shape, blocks) if blocks else MLP(*shape)
     if predicts != "value":
-        nn.init.zeros_(mlp[-1].weight)
-        nn.init.zeros_(mlp[-1].bias)
+        last = mlp.last if blocks else mlp[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
     return mlp

@@ -97,7 +97,7 @@ def check_neighbor_indices(
     )
     shape = *query_points.shape[:-1], k
     _check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
-    if neighbor_indices.numel() and _is_readable(neighbor_indices):
+    if neighbor_indices.numel() and is_readable(neighbor_indices):
         least, most = (int(value) for value in neighbor_indices.aminmax())
         size = reference_points.shape[-2]
         if least < -1 or most >= size:
@@ -125,7 +125,7 @@ def checked_radii(radius: float | Tensor, query_points: Tensor) -> float | Tenso
             f"{tuple(radius.shape)}"
         )
     _check_device("radius", radius, query_points)
-    if _is_readable(radius):
+    if is_readable(radius):
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
             raise ValueError(f"every radius must be positive and finite; got {wrong[0].item()}")
@@ -147,13 +147,13 @@ def check_box(box: Sequence[float], radius: float | Tensor | None, points: Tenso
             f"{points.dtype}; got {box}"
         )
     if isinstance(radius, Tensor):
-        radius = radius.max().item() if _is_readable(radius) and radius.numel() else None
+        radius = radius.max().item() if is_readable(radius) and radius.numel() else None
     if radius is not None and not radius < min(box) / 2:
         raise ValueError(
             f"the radius must be less than half of every length of the box, {tuple(box)}; got {radius}: "
             "a point would be its own neighbour otherwise"
         )
-    if not inside or not _is_readable(points):
+    if not inside or not is_readable(points):
         return
     if not bool(((points >= 0) & (points < points.new_tensor(box))).all()):
         raise ValueError(
@@ -269,6 +269,45 @@ def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor
     _check_device("weights", weights, indices)
 
 
+def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
+    """Lists of these points. Values on a GPU are not read."""
+    indices, queries = neighbors.indices, query_points.shape[:-1]
+    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != queries.numel():
+        raise ValueError(
+            f"neighbors must have a list for each of {queries.numel()} query points; got {count} lists, of "
+            f"indices {tuple(indices.shape)}: search these points"
+        )
+    if (
+        indices.numel()
+        and _is_readable(indices)
+        and (most := int(indices.max())) >= reference_points.shape[-2]
+    ):
+        raise ValueError(
+            f"neighbors.indices must be from 0 to {reference_points.shape[-2] - 1}, or -1 for none; got {most}: "
+            "search these points"
+        )
+
+
+def check_query_features(query_features: Tensor | None, query_points: Tensor) -> None:
+    """A row for each query point."""
+    if query_features is None:
+        return
+    _check_dtype("query_features", query_features, FEATURES, "a floating-point tensor")
+    if query_features.shape[:-1] != query_points.shape[:-1] or query_features.shape[-1] < 1:
+        raise ValueError(
+            f"query_features must have shape {(*query_points.shape[:-1], 'channels')}, one row for each query "
+            f"point; got {tuple(query_features.shape)}"
+        )
+    _check_device("query_features", query_features, query_points)
+
+
+def check_one_a_pair(name: str, values: Tensor, indices: Tensor) -> None:
+    """A floating-point number for each pair."""
+    _check_dtype(name, values, FEATURES, "a floating-point tensor")
+    _check_rows(name, values, indices.shape, "one number for each pair", indices)
+
+
 def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     """One number for each row of features."""
     if weights is None:
@@ -325,7 +364,7 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     if offsets.ndim != 1 or offsets.shape[0] < 2:
         raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
     _check_device(name, offsets, points)
-    size, is_known = points.shape[0], _is_readable(offsets)
+    size, is_known = points.shape[0], is_readable(offsets)
     if is_known and (offsets[0] != 0 or offsets[-1] != size or bool((offsets.diff() < 0).any())):
         raise ValueError(f"{name} must rise from 0 to the number of points, {size}; got {offsets.tolist()}")
 
@@ -345,7 +384,7 @@ def _check_positive(name: str, value: float) -> None:
         raise ValueError(f"{name} must be positive and finite; got {value}")
 
 
-def _is_readable(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
     """Whether reading values waits for no device, and breaks no graph of a compiler."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 

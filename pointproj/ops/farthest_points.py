@@ -35,7 +35,8 @@ def farthest_points(
     count : int, or sequence of int
         Points of each cloud; of ragged clouds also one number for each.
     start : int, or (B,) integer tensor
-        The first row of each cloud.
+        The first row of each cloud, counted within the cloud; any for a cloud without points. Of values on a
+        GPU, which are not read, the nearest row is taken.
     offsets : (B + 1,) integer tensor, optional
         Where the clouds of packed points (sum N, 3) begin and end.
     backend : str
@@ -61,8 +62,8 @@ def farthest_points(
         arguments.check_cloud_offsets("offsets", offsets, points)
     clouds = len(offsets) - 1 if offsets is not None else points.shape[0] if points.ndim == 3 else 1
     counts = _checked_counts(count, clouds, points, offsets)
-    if isinstance(start, Integral) and offsets is None and not 0 <= start < max(1, points.shape[-2]):
-        raise ValueError(f"start must be a row of {points.shape[-2]} points; got {start}")
+    sizes = points.shape[-2] if offsets is None else offsets.diff()
+    _check_start(start, sizes, clouds, points)
     if points.shape[-1] > 3:
         check_backend(backend)
         backend = "torch"
@@ -78,26 +79,45 @@ def farthest_points(
     if not size or not steps:
         rows = torch.full((clouds, steps), -1, device=points.device)
     else:
-        starts = (first + start).clamp(0, size - 1)
+        last = first + (sizes - 1)  # before the first one if a cloud has no points
+        starts = torch.minimum((first + start).maximum(first), last).clamp(0, size - 1)
         rows = module.farthest_points(positions, offsets, starts, steps)
     if offsets is not None:
         return torch.cat([own[:own_count] for own, own_count in zip(rows, counts, strict=True)])
     return rows[0] if points.ndim == 2 else rows - first[:, None]
 
 
+def _check_start(start: int | Tensor, sizes: int | Tensor, clouds: int, points: Tensor) -> None:
+    """A row of each cloud, of one size or of its own."""
+    if isinstance(start, Tensor):
+        if start.dtype not in arguments.INDICES:
+            raise TypeError(f"start must be an int, or an int32 or int64 tensor; got {start.dtype}")
+        if start.shape != (clouds,) or start.device != points.device:
+            raise ValueError(
+                f"start must be an int, or have shape {(clouds,)}, one row for each cloud, on {points.device}; "
+                f"got {tuple(start.shape)} on {start.device}"
+            )
+    else:
+        arguments.check_size("start", start, least=0)
+    if not all(arguments.is_readable(given) for given in (start, sizes) if isinstance(given, Tensor)):
+        return
+    each = (given.tolist() if isinstance(given, Tensor) else [given] * clouds for given in (start, sizes))
+    for cloud, (row, size) in enumerate(zip(*each, strict=True)):
+        if not 0 <= row < max(1, size):
+            raise ValueError(f"start must be a row of {size} points; got {row} for cloud {cloud}")
+
+
 def _checked_counts(
     count: int | Sequence[int], clouds: int, points: Tensor, offsets: Tensor | None
 ) -> list[int]:
     """The count of each cloud."""
-    if isinstance(count, Integral):
-        counts = [int(count)] * clouds
-    elif offsets is None or len(count) != clouds:
+    count = count.tolist() if hasattr(count, "tolist") else count  # an array, or a number of one
+    counts = list(count) if isinstance(count, Sequence) else [count] * clouds
+    if isinstance(count, Sequence) and (offsets is None or len(counts) != clouds):
         expected = "an integer" if offsets is None else f"an integer or {clouds} of them, one for each cloud"
         raise ValueError(f"count must be {expected}; got {count!r}")
-    else:
-        counts = [int(c) for c in count]
-    if min(counts, default=0) < 0:
-        raise ValueError(f"count must not be negative; got {count}")
+    for each in counts:
+        arguments.check_size("count", each, least=0)
     if offsets is None and max(counts, default=0) > points.shape[-2]:
         raise ValueError(f"count must be at most the {points.shape[-2]} points of a cloud; got {count}")
     return counts

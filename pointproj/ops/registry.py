@@ -31,7 +31,7 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    OPERATORS : frozenset of {"knn", "radius", "attend", "farthest_points"}
+    OPERATORS : frozenset of {"knn", "radius", "attend", "edge_mlp", "farthest_points"}
         What it has: ``"knn"`` and ``"radius"`` stand for all functions of that search. Without an operator it
         leaves out the functions named so.
     RANK : dict of str to int
@@ -164,6 +164,41 @@ class Backend(Protocol):
         All of one dtype, fp32 or fp64, the heads' channels one after another; ``bias`` may have no row. The
         packed rows are int64, -1 for none: padded lists, or with ``row_splits`` one list after the other.
         Differentiable twice in all but the rows.
+        """
+
+    def edge_mlp(
+        self,
+        hidden: Float[Tensor, "n channels_1"],
+        reference_points: Float[Tensor, "n dims"],
+        factors: Float[Tensor, "n channels"],
+        of_queries: Float[Tensor, "q channels_1"],
+        query_points: Float[Tensor, "q dims"],
+        weights: Float[Tensor, "q k"] | Float[Tensor, " slots"],
+        weight_1: Float[Tensor, "channels_1 places"],
+        bias_1: Float[Tensor, " channels_1"],
+        weight_2: Float[Tensor, "channels_2 channels_1"],
+        bias_2: Float[Tensor, " channels_2"],
+        weight_3: Float[Tensor, "channels_3 channels_2"],
+        bias_3: Float[Tensor, " channels_3"],
+        weight_4: Float[Tensor, "channels_4 channels_3"],
+        bias_4: Float[Tensor, " channels_4"],
+        rows: Int[Tensor, "q k"] | Int[Tensor, " slots"],
+        row_splits: Int[Tensor, " q+1"] | None,
+        activation: str,
+        slope: float,
+        active_at_end: bool,
+        with_distance: bool,
+        largest: bool,
+    ) -> Float[Tensor, "q channels"]:
+        """Sums of ``v_ij = weight_ij factor_j MLP(...)`` over each query's pairs, or the largest; 0 without any.
+
+        The first layer makes ``hidden_j + of_queries_i + weight_1 [r_ij, |r_ij| with_distance] + bias_1``, with
+        ``r_ij`` reference minus query point. The others follow, each after the activation, which
+        ``active_at_end`` follows the last too. Layers and weights have the dtype of sums, fp32 or fp64; hidden,
+        factors and of_queries may be narrower. Tensors without elements stand for what is not given.
+
+        The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
+        Differentiable twice in all tensors but the rows. Of equally large values the first is chosen.
         """
 
     def farthest_points(

@@ -102,6 +102,23 @@ def raw_stream(index: int) -> int:
         return torch.cuda.current_stream(index).cuda_stream
 
 
+def after_operators(follow: Callable[[Any, list[Any], list[Any]], None]) -> contextlib.AbstractContextManager:
+    """A context that calls ``follow(operator, arguments, results)`` after each operator of torch."""
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._pytree import tree_leaves
+    except ImportError:
+        return contextlib.nullcontext()
+
+    class Follow(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            follow(func, tree_leaves((args, kwargs)), tree_leaves(made))
+            return made
+
+    return Follow()
+
+
 @contextlib.contextmanager
 def recording() -> Iterator[None]:
     """A context in which autograd records, also inside of an operator that the dispatcher has called."""

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
-from pointproj.config import Config, flat
+from pointproj.config import Config, flat, from_saved
 from pointproj.runtime import tensor_file
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.run_folder import RunFolder, require_idle, resume_argument
@@ -39,6 +40,10 @@ FREE_KEYS = (
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be used; the message says which, why, and what to do."""
+
+
+class OtherConfig(CheckpointError):  # noqa: N818 - what it is
+    """A checkpoint can be read, but its config differs in values that change what is learned."""
 
 
 @dataclass
@@ -82,8 +87,8 @@ def read(path: Path, config: Config) -> dict[str, Any]:
     """Read a checkpoint that a run of ``config`` may continue from: a file, or the ``last.pt`` of a folder.
 
     If ``last.pt`` cannot be read, ``previous.pt`` in the same folder is read, with a warning. Raises
-    CheckpointError if there is no such file, if it is not a checkpoint, or if its config differs in values
-    that change what is learned.
+    CheckpointError, which names both files, if neither is there and a checkpoint; and OtherConfig if its
+    config differs in values that change what is learned.
     """
     path = path / LAST if path.is_dir() else path
     try:
@@ -92,11 +97,14 @@ def read(path: Path, config: Config) -> dict[str, Any]:
         previous = path.with_name(PREVIOUS)
         if path.name != LAST or not previous.exists():
             raise
-        content = load(previous)
+        try:
+            content = load(previous)
+        except CheckpointError as of_previous:
+            raise CheckpointError(f"{error}; {of_previous}") from of_previous
         log.warning("%s; taking %s, which was written before it", error, previous.name)
     differences = config_differences(content["config"], dataclasses.asdict(config))
     if differences:
-        raise CheckpointError(
+        raise OtherConfig(
             f"{path} belongs to another config: {'; '.join(differences)}. Give these the checkpoint's "
             "values, or start anew without resume."
         )
@@ -162,22 +170,47 @@ def find(config: Config, run: RunFolder, processes: Processes) -> Continued | No
 
 
 def _newest(config: Config, run: RunFolder) -> Continued | None:
-    """Return the newest ``last.pt`` that a run of this config may continue from, or None."""
+    """Return the newest checkpoint that a run of this config may continue from, or None if there is none.
+
+    Raises CheckpointError if the newest run of this config has checkpoints, and none can be read.
+    """
     folder = run.path
     if not run.named:
         folder = next((parent for parent in run.path.parents if parent.name == "outputs"), run.path.parent)
-    found = [(path.stat().st_mtime_ns, path) for path in folder.rglob(LAST)]
-    for _, path in sorted(found, reverse=True):
+    found = {path.parent: path.stat().st_mtime_ns for name in (PREVIOUS, LAST) for path in folder.rglob(name)}
+    if (run.path / BEST).exists():  # which a run from the beginning would replace
+        found.setdefault(run.path, 0)
+    for parent in sorted(found, key=lambda parent: (found[parent], parent), reverse=True):
+        own = parent.resolve() == run.path.resolve()
         try:
-            content = read(path, config)
-        except CheckpointError as error:
+            content = read(parent, config)
+        except OtherConfig as error:
             log.debug("not resumed: %s", error)
             continue
-        if path.parent.resolve() != run.path.resolve():
-            require_idle(path.parent)
-        return path, content
+        except CheckpointError as error:
+            if own or _is_of(config, parent):
+                raise CheckpointError(
+                    f"resume=auto: {parent} has a run of this config that cannot be continued: {error}. Its "
+                    "files stay as they are: name another checkpoint with resume=FILE, move the folder away, "
+                    "or begin in another folder without resume"
+                ) from error
+            log.warning("resume=auto passes over %s: %s", parent, error)
+            continue
+        if not own:
+            require_idle(parent)
+        return parent / LAST, content
     log.info("resume=auto: no checkpoint of this config in %s; training from the beginning", folder)
     return None
+
+
+def _is_of(config: Config, folder: Path) -> bool:
+    """Return whether the ``config.yaml`` in a folder is of a run that this config may continue."""
+    try:
+        written = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
+        earlier = from_saved({**written, "resume": None})
+    except Exception:  # it is missing, or of another program or version
+        return False
+    return not config_differences(dataclasses.asdict(earlier), dataclasses.asdict(config))
 
 
 def config_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

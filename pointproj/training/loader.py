@@ -13,6 +13,7 @@ from pointproj.data.augmentation import augment
 from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
+from pointproj.data.fields.augmentation import augment_fields
 from pointproj.data.transfer import made_ahead
 from pointproj.ops.functional import knn
 from pointproj.runtime.devices import to_device
@@ -77,7 +78,8 @@ class BatchLoader:
         """Yield batches on the device, without features, since augmentation comes first."""
         draw = self._draws.get(id(dataset))
         order |= {"workers": self.config.data.workers, "draw": draw, "processes": self.processes}
-        made = batches(dataset, self.config.training.batch_size, **order)
+        size = 1 if dataset.one_at_a_time else self.config.training.batch_size
+        made = batches(dataset, size, **order)
         return (to_device(batch, self.device) for batch in made)
 
     def _augmented(self, batch: dict[str, Any], changes: AugmentationConfig, step: int) -> dict[str, Any]:
@@ -86,6 +88,8 @@ class BatchLoader:
         batch = {**batch}
         sampling = batch.pop("sampling")  # a step does not read it, and a file of tensors cannot store it
         seed = config.seed, step * self.processes.count + self.processes.rank
+        if (statistics := self.data.statistics) is not None:
+            return with_features(augment_fields(batch, changes, statistics, seed=seed), config.projector)
         finish = {"finish": sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)
@@ -125,6 +129,8 @@ def _device_samplers(
 ) -> dict[int, DrawBatch]:
     """Return functions that draw batches on the device, by dataset id; none if the loader draws them."""
     wanted = config.data.sampler
+    if data.statistics is not None:
+        return {}  # samples stay on disk
     if wanted == "loader" or (wanted == "auto" and device.type != "cuda"):
         return {}
     most_bytes = free_bytes(device) // 4

@@ -16,6 +16,7 @@ import torch
 
 from pointproj.config import Config, ConfigError, nearest
 from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
+from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.geometry.meshes import query_grid
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
@@ -32,8 +33,10 @@ from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.runtime.signals import Stopped, StopRequest
 from pointproj.training import checkpoint, report
+from pointproj.training.baselines import baselines
 from pointproj.training.checkpoint import Continued, Position
 from pointproj.training.divergence import DivergenceCheck, Status
+from pointproj.training.field_measures import FieldMeasures
 from pointproj.training.loader import BatchLoader
 from pointproj.training.losses import loss_function
 from pointproj.training.networks import build_model, take_weights, with_features
@@ -114,9 +117,11 @@ def _choose_execution(config: Config) -> Execution:
     return Execution(device, backend, config.compile and gpu and not obstacle, join())
 
 
-def _new_step(config: Config, execution: Execution) -> TrainingStep:
+def _new_step(
+    config: Config, execution: Execution, statistics: FieldStatistics | None = None
+) -> TrainingStep:
     """Make the network, its optimizer, and the step that trains it."""
-    model = build_model(config, execution.backend).to(execution.device)
+    model = build_model(config, execution.backend, statistics).to(execution.device)
     optimizer = build_optimizer(config.optimizer, model.parameters(), capturable=execution.capture)
     return TrainingStep(
         model,
@@ -154,7 +159,7 @@ class Training:
     ) -> None:
         self.config, self.run_folder, self.data, self.logger = config, run, data, logger
         self.device, self.backend, _, self.processes = execution
-        self.step = _new_step(config, execution)
+        self.step = _new_step(config, execution, data.statistics)
         self.model, self.optimizer = self.step.model, self.step.optimizer
         self.predict = partial(self.step.forward, compiled=False)
         self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
@@ -165,10 +170,12 @@ class Training:
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
         # The status that is not read yet, with the learning rate if a progress line is due.
         self.pending: tuple[Status, float | None] | None = None
-        normals = bool(config.projector.normals)
-        self.untrained = untrained_predictor(config.target.name, self.backend, normals=normals)
+        self.measure = None if data.statistics is None else FieldMeasures(data.statistics)
         self.chosen_by = data.test if data.validation is None else data.validation  # decides on best.pt
-        self.baseline = self._evaluate(self.untrained, self.chosen_by)
+        candidates = baselines(config, data, self.device, self.backend)
+        evaluated = {words: self._evaluate(each, self.chosen_by) for words, each in candidates.items()}
+        self.baseline_name = min(evaluated, key=lambda words: evaluated[words].error)
+        self.untrained, self.baseline = candidates[self.baseline_name], evaluated[self.baseline_name]
 
     def fit(self, continued: Continued | None = None, weights: Continued | None = None) -> dict[str, Any]:
         """Train from the beginning, from weights or from a checkpoint; write and return the report."""
@@ -275,7 +282,7 @@ class Training:
 
     def _evaluate(self, predict: Predictor, dataset: ShapeDataset) -> Evaluation:
         batches = self.loader.unseen(dataset)
-        return evaluate(predict, batches, self.config.target.name, self.processes)
+        return evaluate(predict, batches, self.config.target.name, self.processes, self.measure)
 
     def _record(self, split: str, **values: float) -> None:
         position = self.position
@@ -293,6 +300,8 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "position": dataclasses.asdict(self.position),
         }
+        if self.data.statistics is not None:
+            state["statistics"] = self.data.statistics.as_mapping()
         checkpoint.save(self.run_folder.path / name, state, self.config)
 
     def _restore(self, path: Path, content: dict[str, Any]) -> None:
@@ -331,7 +340,8 @@ class Training:
         count = len(self.data.test)
         unseen = f"{count} unseen mesh{'es' * (count != 1)}"
         test = "the training cloud" if config.data.name == "gaussian" else unseen
-        log.info("\n%s", report.text(compared, config.target.name, test, bool(config.projector.normals)))
+        write = report.text if self.measure is None else report.fields_text
+        log.info("\n%s", write(compared, config.target.name, test, self.baseline_name))
         if self.processes.is_first and config.training.pictures:
             predict = lambda batch: self.predict(self.loader.on_device(batch))  # noqa: E731
             where = self.run_folder, config, position, self.baseline

@@ -10,20 +10,29 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.config import TARGETS, Config, ProjectorConfig
+from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.training.checkpoint import CheckpointError
 
 
-def build_model(config: Config, backend: str) -> nn.Module:
+def build_model(config: Config, backend: str, statistics: FieldStatistics | None = None) -> nn.Module:
     """Make the network of a config on the CPU, with random weights from the config's seed.
 
+    ``statistics`` are those of the training samples for ``target=field``, whose network has an output for
+    each channel.
+
     It has ``encode(reference_points, features)``, ``decode(query_points, encoding)``, and ``forward`` for
-    both in one call. The last axis of its result has size 1 and holds the ``output`` of the target in
+    both in one call. The last axis of its other results has size 1 and holds the ``output`` of the target in
     :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
     settings, target = config.projector, TARGETS[config.target.name]
     predicts = target.output if target.is_distance and settings.predicts_distances else "value"
     arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
+    if statistics is not None:
+        parameters = len(statistics.parameters)
+        arguments["in_channels"] = 3 + 3 * bool(settings.normals) + parameters
+        arguments["query_channels"] = 3 + 3 * statistics.on_surface * bool(settings.normals) + parameters
+        arguments["out_channels"] = sum(statistics.channels)
     # The config has the network's name instead of its class, since a config is read without importing torch.
     network = pkgutil.resolve_name(settings.NETWORK)
     return network(**arguments, predicts=predicts, backend=backend)
@@ -57,7 +66,27 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
 def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
     """Add ``features`` (B, N, C) to a batch, if the network takes more than points."""
     features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
+    if "parameters" in batch:
+        batch, features = _with_parameters(batch, settings, features)
     return batch if features is None else {**batch, "features": features}
+
+
+def _with_parameters(
+    batch: dict[str, Any], settings: ProjectorConfig, features: Tensor | None
+) -> tuple[dict[str, Any], Tensor]:
+    """Add ``query_features`` to a batch with fields; return the features of the cloud with its parameters."""
+    reference_points, query_points = batch["reference_points"], batch["query_points"]
+    of_cloud = [reference_points if features is None else features]
+    of_queries = [query_points]
+    if settings.normals and "query_normals" in batch:
+        of_queries.append(batch["query_normals"])
+    parameters = batch["parameters"][..., None, :]
+    rows = (
+        torch.cat([*known, parameters.expand(*points.shape[:-1], -1)], dim=-1)
+        for known, points in ((of_cloud, reference_points), (of_queries, query_points))
+    )
+    features, query_features = rows
+    return {**batch, "query_features": query_features}, features
 
 
 def features_of(

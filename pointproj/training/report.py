@@ -19,9 +19,10 @@ from torch import Tensor
 from pointproj.config import TARGETS, Config
 from pointproj.data.batches import collate
 from pointproj.data.dataset import ShapeDataset
+from pointproj.data.fields.dataset import FieldDataset
 from pointproj.runtime.run_folder import RunFolder
 from pointproj.training.checkpoint import Position
-from pointproj.training.validation import Evaluation, baseline_name
+from pointproj.training.validation import Evaluation
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,10 @@ def _compared(trained: Evaluation, baseline: Evaluation) -> dict[str, float | No
     return {"metric_value": trained.error, "baseline": baseline.error, "ratio": ratio}
 
 
-def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: bool = False) -> str:
+def text(compared: dict[str, Any], target_name: str, measured_on: str, baseline: str) -> str:
     """Return the result of :func:`comparison` as a table with one row for each class and one for all.
 
-    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``normals`` tells whether the baseline
-    has normals.
+    ``measured_on``, such as ``"20 unseen meshes"``, is for the title. ``baseline`` says what it predicts.
     """
     table = Table("class", box=box.ASCII)  # readable in any encoding of the terminal
     for column in ("meshes", "network", "baseline", "network / baseline"):
@@ -71,7 +71,7 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     target = TARGETS[target_name]
     in_unit = f", in {target.unit}" if target.unit else ""
     title = f"{target_name}: {target.metric.replace('_', ' ')} on {measured_on}{in_unit}"
-    note = f"baseline, which needs no training: {baseline_name(target_name, normals=normals)}"
+    note = f"baseline, which needs no training: {baseline}"
     others = [
         f"{_title(name)}: network {value:.3f}, baseline {compared['baseline_measured'][name]:.3f}\n"
         for name, value in compared["measured"].items()
@@ -80,12 +80,32 @@ def text(compared: dict[str, Any], target_name: str, measured_on: str, normals: 
     return f"{title}\n{buffer.getvalue().rstrip()}\n{''.join(others)}{note}"
 
 
+def fields_text(compared: dict[str, Any], target_name: str, measured_on: str, baseline: str) -> str:
+    """Return the result of :func:`comparison` for fields: a table with a row for each measure of each field.
+
+    The mean absolute error is in the unit of the field in its files. The other arguments are as for
+    :func:`text`.
+    """
+    table = Table("field and measure", box=box.ASCII)
+    for column in ("network", "baseline"):
+        table.add_column(column, justify="right")
+    for name, value in compared["measured"].items():
+        shown = "all fields: relative L2" if name == compared["metric"] else name.replace("_", " ")
+        table.add_row(shown, f"{value:.4g}", f"{compared['baseline_measured'][name]:.4g}")
+    buffer = io.StringIO()
+    Console(file=buffer, width=100, color_system=None).print(table)
+    title = f"{TARGETS[target_name].title}: means over {measured_on}"
+    return f"{title}\n{buffer.getvalue().rstrip()}\nbaseline, which needs no training: {baseline}"
+
+
 def one_line(trained: Evaluation, baseline: Evaluation) -> str:
     """Return ``"error rate 0.0120, baseline 0.0313 (ratio 0.38); IoU 0.883"``: the metric, then the rest."""
     ratio = _compared(trained, baseline)["ratio"]
     line = f"{trained.metric.replace('_', ' ')} {trained.error:.5f}"
     line += f", baseline {baseline.error:.5f}" + ("" if ratio is None else f" (ratio {ratio:.2f})")
-    others = {name: value for name, value in trained.means().items() if name != trained.metric}
+    # Names with a blank are measures of one field of several; the last table has these.
+    means = trained.means().items()
+    others = {name: value for name, value in means if name != trained.metric and " " not in name}
     return "; ".join([line, *(f"{_title(name)} {value:.3f}" for name, value in others.items())])
 
 
@@ -114,6 +134,8 @@ def draw(
         errors=position.errors,
         baseline=baseline.error,
     )
+    if isinstance(test, FieldDataset):
+        return [*paths, *_draw_samples(run, config, test, predict)]
     count = min(config.training.pictures, len(test))
     for place in range(count):
         sample = test[place * len(test) // count]
@@ -128,6 +150,34 @@ def draw(
             prediction=predict(batch)[0].cpu().numpy(),
         )
     return paths
+
+
+def _draw_samples(
+    run: RunFolder, config: Config, test: FieldDataset, predict: Callable[[dict[str, Any]], Tensor]
+) -> Iterator[Path]:
+    """Draw samples with fields, true and predicted; yield the files."""
+    count = min(config.training.pictures, len(test))
+    for place in range(count):
+        batch = collate([test[place * len(test) // count]])
+        yield draw_sample(run, test, batch, predict(batch))
+
+
+def draw_sample(
+    run: RunFolder, data: FieldDataset, batch: dict[str, Any], prediction: Tensor | None = None
+) -> Path:
+    """Draw the fields of a batch of one sample, and the predicted ones if given; return the file."""
+    from pointproj.viz.fields import draw_fields
+
+    points, statistics = batch["query_points"][0], data.statistics
+    shown = {"true": batch["target"], "predicted": prediction}
+    fields = {
+        title: statistics.split(statistics.in_units(each[0].cpu().reshape(len(points), -1)))
+        for title, each in shown.items()
+        if each is not None
+    }
+    path = run.picture_path(batch["name"][0] if prediction is not None else f"sample-{batch['name'][0]}")
+    draw_fields(path, batch["name"][0], points.numpy(), fields)
+    return path
 
 
 def _title(name: str) -> str:

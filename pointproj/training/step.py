@@ -31,7 +31,10 @@ from pointproj.training.losses import Loss, eikonal_penalty
 log = logging.getLogger(__name__)
 
 # ``share`` with several processes, ``neighbor_indices`` if neighbours are searched once.
-INPUTS = ("query_points", "reference_points", "features", "neighbor_indices", "target", "share")
+INPUTS = (
+    *("query_points", "reference_points", "features", "query_features", "neighbor_indices", "target"),
+    "share",
+)
 
 STEPS_BEFORE_CAPTURE = 3  # ordinary steps, which compile, tune kernels and make the optimizer's state
 SECONDS_ON_CPU = 20.0  # for timing a step
@@ -114,14 +117,16 @@ class TrainingStep:
             self._take_step(inputs)
         self._steps += 1
 
-    def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q"]:
+    def forward(self, batch: Batch, *, compiled: bool = True) -> Float[Tensor, "b q *c"]:
         """Predict for a batch as in a step: under autocast if it is on, and compiled if the model is.
+
+        The result is (B, Q), or (B, Q, C) for a model of several channels.
 
         Use ``compiled=False`` for unseen meshes, since their batches would be compiled for their own sizes.
         """
         model = self._called if compiled and self._is_full(batch) else self.model
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            known = {"neighbor_indices": batch["neighbor_indices"]} if "neighbor_indices" in batch else {}
+            known = {name: batch[name] for name in ("neighbor_indices", "query_features") if name in batch}
             prediction = model(
                 batch["query_points"], batch["reference_points"], features=batch.get("features"), **known
             )

@@ -14,6 +14,7 @@ from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.training.step import Batch
 
 Predictor = Callable[[Batch], Tensor]  # batch -> (B, Q)
+Measure = Callable[[Tensor, Batch], dict[str, Tensor]]  # prediction, batch -> errors (B,) by name
 
 
 class MeshErrors(NamedTuple):
@@ -53,15 +54,19 @@ def evaluate(
     batches: Iterable[dict[str, Any]],
     target_name: str,
     processes: Processes = SINGLE_PROCESS,
+    measure: Measure | None = None,
 ) -> Evaluation:
     """Measure predictions on batches of meshes.
 
     ``predict`` takes a batch, and returns distances, logits of being inside, or numbers (B, Q). Batches have
     ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B). Each process measures its own part of
-    the batches; all get the whole evaluation. Raises ValueError if there is no batch.
+    the batches; all get the whole evaluation. ``measure`` takes prediction and batch to the errors of each
+    mesh, the target's metric first; by default it is :func:`field_errors`. Raises ValueError if there is no batch.
     """
+    if measure is None:
+        measure = lambda prediction, batch: field_errors(target_name, prediction, batch["target"])  # noqa: E731
     measured = [
-        (batch["name"], batch["class_name"], field_errors(target_name, predict(batch), batch["target"]))
+        (batch["name"], batch["class_name"], measure(predict(batch), batch))
         for batch in batches
         if batch.get("share") != 0  # with share 0 the shape belongs to another process
     ]

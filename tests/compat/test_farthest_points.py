@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from pointproj.compat import pytorch3d, torch_cluster, torch_geometric
 
@@ -30,6 +31,26 @@ def test_ratios_and_dtypes():
     assert torch_cluster.fps(LINE[:0], None, 0.5, False).tolist() == []
     with pytest.raises(AssertionError, match="cloud of each of the 8 points; got 7"):
         torch_cluster.fps(CLOUDS, BATCH[1:])
+
+
+def test_every_call_is_scripted_and_compiled():
+    def of_batch(src: Tensor, batch: Tensor | None, ratio: Tensor) -> Tensor:
+        return torch_cluster.fps(src, batch, ratio, False)
+
+    def of_list(src: Tensor, ptr: list[int]) -> Tensor:
+        return torch_cluster.fps(src, ptr=ptr, ratio=0.5, random_start=False)
+
+    def of_tensor(src: Tensor, ptr: Tensor | None, ratio: float | None) -> Tensor:
+        return torch_cluster.fps(src, ptr=ptr, ratio=ratio, random_start=False)
+
+    def library(x: Tensor, batch: Tensor) -> Tensor:
+        return torch_geometric.fps(x, batch, 0.5, False)
+
+    ptr = [0, 5, 5, 8]
+    calls = (of_batch, BATCH, torch.tensor(0.5)), (of_list, ptr), (of_tensor, torch.tensor(ptr), None)
+    for function, *given in (*calls, (library, BATCH)):
+        for made in (torch.jit.script(function), torch.compile(function, fullgraph=True, backend="eager")):
+            assert made(CLOUDS, *given).tolist() == [0, 4, 3, 5, 7]
 
 
 def test_random_starts_are_of_their_cloud():

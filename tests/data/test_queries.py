@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pointproj.config import ConfigError
+from pointproj.data import preparation
 from pointproj.data.batches import batches
 from pointproj.data.dataset import prepare
 from pointproj.geometry.fields import field_at
@@ -29,6 +30,18 @@ def test_values_are_those_of_the_mesh_at_the_points(config, target):
     expected = field_at(mesh, shape.pool_points.numpy(), target)
     np.testing.assert_array_equal(shape.pool_values.numpy(), expected)
     assert len(np.unique(expected)) > 1
+
+
+def test_points_are_of_mesh_and_recipe_and_not_of_the_code(config, monkeypatch):
+    pools = {}
+    for code, count in (("one", 500), ("other", 500), ("one", 501)):
+        monkeypatch.setattr(preparation, "_code_digest", lambda code=code: code)
+        shapes = prepare(config(pool=count)).train.shapes
+        first, second = shapes[0], shapes[1]
+        assert not torch.equal(first.pool_points[:400], second.pool_points[:400])
+        pools[code, count] = first.pool_points
+    assert torch.equal(pools["one", 500], pools["other", 500])
+    assert not torch.equal(pools["one", 501][:500], pools["one", 500])
 
 
 def test_training_draws_from_the_pool_anew_in_every_epoch_and_testing_has_the_grid(config):

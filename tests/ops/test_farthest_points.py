@@ -64,6 +64,21 @@ def test_ragged_clouds_have_counts_of_their_own(where: Where):
         assert torch.equal(part, expected)
 
 
+@pytest.mark.parametrize("start", [3, -2, [0, 3, 0], [4, 0, 0], [-1, 0, 0]])
+def test_a_start_is_of_its_own_cloud(start, where: Where):
+    """Values on a GPU are not read: the nearest row of the cloud is taken."""
+    points, offsets = points_of("normal", 7).to(where.device), torch.tensor([0, 4, 7, 7]).to(where.device)
+    given = torch.tensor(start, device=where.device) if isinstance(start, list) else start
+    options = {"start": given, "offsets": offsets, "backend": where.backend}
+    if where.device == "cpu" or start == -2:
+        with pytest.raises(ValueError, match="start must be"):
+            farthest_points(points, 2, **options)
+    else:
+        rows = torch.tensor(start).expand(3).clamp(torch.tensor(0), torch.tensor([3, 2, 0]))
+        expected = (rows + torch.tensor([0, 4, 0])).tolist()
+        assert farthest_points(points, 1, **options).tolist() == [*expected[:2], -1]
+
+
 def test_points_that_are_not_finite_come_last(where: Where):
     points = points_of("normal", 60)
     points[::7, 1] = torch.nan
@@ -86,12 +101,19 @@ def test_points_in_the_plane_and_a_compiled_call(where: Where):
     [
         (6, 0, r"at most the 5 points.*got 6"),
         ([2, 3], 0, "must be an integer"),
-        (-1, 0, "must not be negative"),
+        (-1, 0, "count must be at least 0; got -1"),
+        (1.5, 0, "count must be an int; got float"),
+        (True, 0, "count must be an int; got bool"),
         (2, 5, "start must be a row of 5 points; got 5"),
+        (2, -1, "start must be at least 0; got -1"),
+        (2, 1.5, "start must be an int; got float"),
+        (2, torch.tensor([1.0]), "an int32 or int64 tensor; got torch.float32"),
+        (2, torch.tensor([0, 1]), r"shape \(1,\), .* got \(2,\)"),
     ],
 )
 def test_wrong_arguments_are_named(count, start, words, where: Where):
     points = points_of("normal", 5).to(where.device)
-    with pytest.raises(ValueError, match=words):
+    start = start.to(where.device) if isinstance(start, torch.Tensor) else start
+    with pytest.raises((TypeError, ValueError), match=words):
         farthest_points(points, count, start=start, backend=where.backend)
     assert farthest_points(points, 0, backend=where.backend).shape == (0,)

@@ -5,12 +5,15 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+import warp as wp
 from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.cases import Case, Problem, clustered
+from pointproj.ops.bridge.warp_op import ADJOINT, Launch, warp_op
 from tests.conftest import Where
 from tests.ops.cases import by_id, itself, uniform
+from tests.ops.test_warp_checks import sum_of_near
 from tests.oracle import INPUTS, Probe, assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
@@ -176,6 +179,44 @@ def test_two_streams_at_once(operator: str, on_gpu: Where):
     for number, (one, two) in enumerate(zip(got, expected, strict=True)):
         for what in two:
             assert_close(f"{what} on stream {number}", one[what], two[what])
+
+
+@pytest.mark.gpu
+def test_a_hash_grid_of_warp_for_each_of_two_streams():
+    """A user's operator over ``wp.HashGrid``: forward and backward on two streams that overlap."""
+    grids: dict[int, wp.HashGrid] = {}
+
+    @warp_op(
+        "pointproj_tests::near_on_stream",
+        outputs=lambda x: {"z": (x.shape[:1], x.dtype)},
+        differentiable=["x"],
+        backward=ADJOINT,
+    )
+    def near(launch: Launch, x: Tensor, *, z: Tensor) -> None:
+        stream = torch.cuda.current_stream()
+        with wp.ScopedStream(wp.stream_from_torch(stream)):
+            if stream.cuda_stream not in grids:
+                grids[stream.cuda_stream] = wp.HashGrid(16, 16, 16, device=f"cuda:{x.device.index}")
+            grid = grids[stream.cuda_stream]
+            grid.build(wp.from_torch(x, dtype=wp.vec3), 0.5)
+        z.zero_()
+        launch(sum_of_near, len(x), grid, x, z)
+
+    clouds = [(torch.rand(3000, 3, device="cuda") * size).requires_grad_() for size in (2.0, 4.0)]
+    close = [((x[:, None] - x).norm(dim=2) <= 0.5).float().detach() for x in clouds]
+    streams = [torch.cuda.Stream() for _ in clouds]
+    torch.cuda.synchronize()
+    for _ in range(3):
+        made = []
+        for stream, x in zip(streams, clouds, strict=True):
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(LONG // 10)
+                z = near(x)
+                made.append((z, torch.autograd.grad(z.sum(), x)[0]))
+        torch.cuda.synchronize()
+        for (z, d_x), x, near_ones in zip(made, clouds, close, strict=True):
+            torch.testing.assert_close(z, near_ones @ x[:, 0], rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(d_x[:, 0], near_ones.sum(0), rtol=1e-4, atol=1e-3)
 
 
 @operators

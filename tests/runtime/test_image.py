@@ -1,4 +1,4 @@
-"""The Dockerfile is read, linted and compared with the project; ``tests/image_steps.py`` runs its steps."""
+"""The Dockerfile is read, linted and compared with the project; ``tools/image_steps.py`` runs its steps."""
 
 import re
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 from pointproj.__main__ import LIBRARY
 from pointproj.ops.backends.native.build import IN_THE_WHEEL
-from tests.image_steps import PROJECT, copied, filled, ignore_patterns, is_ignored, read
+from tools.image_steps import PROJECT, copied, filled, ignore_patterns, is_ignored, read
 
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))

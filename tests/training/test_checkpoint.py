@@ -2,11 +2,13 @@ import dataclasses
 import errno
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from pointproj.config import Config, KnnConfig
 from pointproj.runtime import tensor_file
@@ -14,6 +16,7 @@ from pointproj.runtime.distributed import SINGLE_PROCESS
 from pointproj.runtime.run_folder import RunFolder, resume_argument
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
+from tests.configs import config_of
 
 
 @pytest.fixture
@@ -188,6 +191,51 @@ def test_newest_of_equal_config_is_found(tmp_path, config):
     wanted = changed(config, resume="auto")
     assert checkpoint.find(wanted, run, SINGLE_PROCESS)[0] == tmp_path / "day" / "b" / "last.pt"
     assert checkpoint.find(changed(config, resume="auto", seed=5), run, SINGLE_PROCESS) is None
+
+
+def damaged(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("lost", ["damaged", "missing"])
+def test_auto_refuses_a_run_whose_checkpoints_cannot_be_read(tmp_path, config, lost):
+    for name in ("last.pt", "last.pt", "best.pt"):
+        checkpoint.save(tmp_path / name, {"state": torch.zeros(99)}, config)
+    for name in ("last.pt", "previous.pt"):
+        damaged(tmp_path / name) if lost == "damaged" else (tmp_path / name).unlink()
+    words = (
+        "last.pt cannot be read.*previous.pt cannot be read"
+        if lost == "damaged"
+        else "no checkpoint .*last.pt"
+    )
+    with pytest.raises(CheckpointError, match=f"cannot be continued: .*{words}.*resume=FILE"):
+        checkpoint.find(changed(config, resume="auto"), RunFolder(tmp_path, named=True), SINGLE_PROCESS)
+
+
+@pytest.mark.parametrize(("seed", "refused"), [(0, True), (5, False)])
+def test_auto_reads_in_config_yaml_of_which_run_an_unreadable_checkpoint_is(
+    tmp_path, config, seed, refused, caplog
+):
+    old, new = tmp_path / "outputs" / "old", tmp_path / "outputs" / "new"
+    old.mkdir(parents=True)
+    (old / "last.pt").write_bytes(b"damaged")
+    chosen = config_of("target=udf")
+    OmegaConf.save(OmegaConf.structured(changed(chosen, seed=seed)), old / "config.yaml")
+    find = partial(checkpoint.find, changed(chosen, resume="auto"), RunFolder(new), SINGLE_PROCESS)
+    if refused:
+        with pytest.raises(CheckpointError, match="old has a run of this config that cannot be continued"):
+            find()
+    else:
+        assert find() is None
+        assert "passes over" in caplog.messages[0]
+
+
+def test_auto_takes_the_previous_checkpoint_where_the_last_is_missing(tmp_path, config):
+    checkpoint.save(tmp_path / "previous.pt", {"step": 1}, config)
+    run = RunFolder(tmp_path, named=True)
+    assert checkpoint.find(changed(config, resume="auto"), run, SINGLE_PROCESS)[1]["step"] == 1
 
 
 def test_optimizer_takes_moments_but_keeps_its_settings():

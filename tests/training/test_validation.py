@@ -2,7 +2,14 @@ import pytest
 import torch
 
 from pointproj.training import report
-from pointproj.training.validation import Evaluation, MeshErrors, evaluate, field_errors, untrained_predictor
+from pointproj.training.validation import (
+    Evaluation,
+    MeshErrors,
+    baseline_name,
+    evaluate,
+    field_errors,
+    untrained_predictor,
+)
 
 
 def batch(target, clouds=None, query_points=None):
@@ -93,7 +100,7 @@ def test_comparison_and_table_hold_both_errors_by_class():
     assert (compared["metric_value"], compared["baseline"], compared["ratio"]) == (2.0, 4.0, 0.5)
     assert compared["before_training"] == 7.0
     assert compared["classes"]["bed"] == {"meshes": 2, "metric_value": 1.0, "baseline": 2.0, "ratio": 0.5}
-    text = report.text(compared, "udf", "3 unseen meshes")
+    text = report.text(compared, "udf", "3 unseen meshes", baseline_name("udf"))
     rows = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("| ")}
     assert rows["bed"][3::2] == ["2", "1.00000", "2.00000", "0.50"]
     assert rows["all"][3::2] == ["3", "2.00000", "4.00000", "0.50"]
@@ -102,4 +109,4 @@ def test_comparison_and_table_hold_both_errors_by_class():
 def test_a_perfect_baseline_has_no_ratio():
     compared = report.comparison(evaluation_of(("bed", 0.5)), evaluation_of(("bed", 0.0)), before=1.0)
     assert compared["ratio"] is None
-    assert "0.50000" in report.text(compared, "udf", "1 unseen mesh")
+    assert "0.50000" in report.text(compared, "udf", "1 unseen mesh", "zero")

@@ -4,14 +4,14 @@ One library serves many versions of torch through torch's stable ABI, which has 
 no fake kernels. :mod:`pointproj.ops.bridge.torch_op` adds them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, opaque, signed, torch_op
 from pointproj.ops.torch_internals import below_autograd, builtin_of
 
 ANNOTATIONS = {
@@ -46,15 +46,19 @@ class CppOp:
 
 
 def cpp_op(
-    library: Any, name: str, outputs: Callable[[SimpleNamespace], tuple[Spec, ...]], **derivatives: Any
+    library: Any,
+    name: str,
+    outputs: Callable[[SimpleNamespace], tuple[Spec, ...]],
+    differentiable: Sequence[str] = (),
+    second_backward=None,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Make an operator of a loaded library compilable and differentiable.
 
-    ``library`` is a namespace of torch.ops. It has the operator ``name``, and if that is differentiable also
-    ``<name>_backward``: its arguments are the gradients, ``bool[] needs``, and the forward's arguments and
-    outputs; it returns an empty tensor where none is needed. ``outputs(call)`` gives shape and dtype of every
-    output; ``call`` holds the arguments by the names that the schema gives them. ``derivatives`` are
-    ``differentiable`` and ``second_backward`` as for :func:`pointproj.ops.bridge.torch_op.torch_op`.
+    ``library`` is a namespace of torch.ops. It has the operator ``name``, and if that has differentiable
+    arguments also ``<name>_backward`` and ``<name>_second_backward``. The arguments of the first are the
+    gradients, ``bool[] needs``, and the forward's arguments and outputs. The second has the directions and
+    ``bool[] needs`` before the gradients. They return an empty tensor where none is needed. ``outputs(call)``
+    gives shape and dtype of every output; ``call`` holds the arguments by the names of the schema.
     """
     schema = getattr(library, name).default._schema
     arguments = {a.name: ANNOTATIONS[str(a.type)] for a in schema.arguments}
@@ -71,7 +75,8 @@ def cpp_op(
         schema.name,
         signed(in_cpp, arguments, tuple[(Tensor,) * len(schema.returns)]),
         lambda *args: outputs(SimpleNamespace(**dict(zip(arguments, args, strict=True)))),
+        differentiable=differentiable,
         backward=in_cpp,
-        register=register,
-        **derivatives,
+        second_backward=second_backward or in_cpp,
+        register=register if second_backward is None else (lambda n,f,k: opaque(n,f,k) if n.endswith("second_backward") else register(n,f,k)),
     )

@@ -150,8 +150,8 @@ def _called_in_three_ways(kind: type) -> type:
     """
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args = (*args, *(kwargs[name] for name in [*self.parameters][len(args) :]))
+        if kwargs or len(args) < len(self.parameters):
+            args = _complete(self, args, kwargs)
         if is_unobserved(args):
             if torch.is_grad_enabled() and any_requires_grad([args[i] for i in self.places]):
                 return self.apply(*args)
@@ -166,6 +166,18 @@ def _called_in_three_ways(kind: type) -> type:
         return self.transformed(*args)
 
     return type("Operator", (kind,), {"__call__": call})
+
+
+def _complete(operator: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
+    """All arguments by their places; what is given wrongly is for torch to refuse."""
+    names = [*operator.parameters]
+    every = dict(zip(names[len(names) - len(operator.defaults) :], operator.defaults, strict=True))
+    every |= dict(zip(names, args, strict=False)) | kwargs
+    missing = [name for name in names if name not in every]
+    if missing or len(every) > len(names):
+        unknown = [name for name in every if name not in names]
+        raise TypeError(f"{operator}: missing are the arguments {missing}, unknown are {unknown}")
+    return tuple(every[name] for name in names)
 
 
 def _function(name: str, **methods: Callable) -> type[torch.autograd.Function]:

@@ -30,9 +30,9 @@ _digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in _sources))
 _version = f"pointproj-{_digest.hexdigest()[:16]}"
 
 
-def opaque(name: str, function: Callable, fake: Callable) -> Any:
+def opaque(name: str, function: Callable, fake: Callable, mutates_args: Sequence[str] = ()) -> Any:
     """Register a function as an operator that torch.compile does not look into."""
-    operator = torch.library.custom_op(name, function, mutates_args=())
+    operator = torch.library.custom_op(name, function, mutates_args=mutates_args)
     operator.register_fake(fake)
     return operator
 
@@ -40,12 +40,22 @@ def opaque(name: str, function: Callable, fake: Callable) -> Any:
 Register = Callable[[str, Callable, Callable], Any]
 
 
-def signed(function: Callable, parameters: dict[str, Any], returns: Any) -> Callable:
-    """Give a function of any arguments the names and annotations that torch reads."""
+def signed(
+    function: Callable, parameters: dict[str, Any], returns: Any, defaults: Sequence[Any] = ()
+) -> Callable:
+    """Give a function of any arguments the names, annotations and last defaults that torch reads."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     listed = [inspect.Parameter(name, kind, annotation=a) for name, a in parameters.items()]
+    for i, default in enumerate(defaults, len(listed) - len(defaults)):
+        listed[i] = listed[i].replace(default=default)
     function.__signature__ = inspect.Signature(listed, return_annotation=returns)
     return function
+
+
+def with_defaults(args: Sequence[Any], size: int, defaults: Sequence[Any]) -> Sequence[Any]:
+    """All of ``size`` arguments; torch leaves out the last ones, where they are the defaults."""
+    missing = size - len(args)
+    return (*args, *defaults[-missing:]) if missing else args
 
 
 def torch_op(
@@ -80,10 +90,11 @@ def torch_op(
         that input's shape and dtype; None where ``needs[name]`` is false.
     second_backward : callable, optional
         ``second_backward(directions, grads, saved)``: gradients of ``sum(direction * gradient)`` over the
-        gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs.
+        gradients that ``backward`` returned; first for ``grads``, then for the differentiable inputs. As an
+        operator it has ``needs`` behind the directions, and a direction of 0 may be an empty tensor.
     register : callable
-        ``register(name, function, fake)`` makes the operators of ``forward`` and ``backward``, and returns
-        what calls them; by default they are opaque to torch.compile.
+        ``register(name, function, fake)`` makes the operators of ``forward``, ``backward`` and
+        ``second_backward``, and returns what calls them; by default they are opaque to torch.compile.
 
     Returns
     -------
@@ -103,7 +114,7 @@ def torch_op(
         what = "a backward" if differentiable else "differentiable inputs, and has no gradient"
         first = second = _refuse(f"{name} was declared without {what}")
     else:
-        second = _second_backward_op(declared, second_backward)
+        second = _second_backward_op(declared, second_backward, register)
         first = _backward_op(declared, backward, second, register)
 
     size = len(declared.parameters)
@@ -123,12 +134,14 @@ def torch_op(
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # The second backward differentiates <tangents, backward(grad)>. Its gradient by grad is the
         # derivative along the tangents.
-        grads = (torch.zeros_like(o) for o in values[size:][:grad_outputs])
-        directions = _filled(tangents, declared.differentiable_of(values))
-        return all_of(second(*directions, *grads, *values))[:grad_outputs]
+        grads = [torch.zeros_like(o) for o in values[size:][:grad_outputs]]
+        needs = [True] * grad_outputs + [False] * len(differentiable)
+        return all_of(second(*_directions(tangents, grads[0]), needs, *grads, *values))[:grad_outputs]
 
     rule = Rule(declared.places, grad_outputs, len(declared.saved), vjp, jvp)
-    return _define(name, declared.parameters, declared.count, forward, fake, rule, register)
+    return _define(
+        name, declared.parameters, declared.count, forward, fake, rule, register, declared.defaults
+    )
 
 
 class _Declared:
@@ -138,6 +151,7 @@ class _Declared:
         signature = inspect.signature(forward, eval_str=True)
         self.name = name
         self.parameters = {p.name: p.annotation for p in signature.parameters.values()}
+        self.defaults = [p.default for p in signature.parameters.values() if p.default is not p.empty]
         self.count = len(signature.return_annotation.__args__)  # of outputs
         self.differentiable = differentiable
         unknown = set(differentiable) - set(self.parameters)
@@ -167,17 +181,20 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
         pairs = zip(declared.differentiable_of(args[heads + 1 :]), args[heads], strict=True)
         return tuple(empty_like(i) if need else args[0].new_empty(0) for i, need in pairs)
 
-    def vjp(directions: Sequence, _: list[bool], values: Sequence, unobserved: bool) -> tuple[Tensor, ...]:
+    def vjp(
+        directions: Sequence, needs: list[bool], values: Sequence, unobserved: bool
+    ) -> tuple[Tensor, ...]:
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         directions = [d if need else None for d, need in zip(directions, needed, strict=True)]
-        return all_of(second(*_filled(directions, declared.differentiable_of(flat)), *grads, *flat))
+        derive = second.body if unobserved else second
+        return all_of(derive(*_directions(directions, grads[0]), needs, *grads, *flat))
 
     def jvp(tangents: Sequence, values: Sequence) -> tuple[Tensor, ...]:
         # Linear in the upstream gradients; by the inputs, the second derivatives are symmetric.
         grads, needed, flat = values[:heads], values[heads], values[heads + 1 :]
         along_grads = all_of(first(*_filled(tangents[:heads], grads), needed, *flat))
-        directions = _filled(tangents[heads:], declared.differentiable_of(flat))
-        along_inputs = all_of(second(*directions, *grads, *flat))[heads:]
+        directions = _directions(tangents[heads:], grads[0])
+        along_inputs = all_of(second(*directions, [False] * heads + needed, *grads, *flat))[heads:]
         made = zip(along_grads, along_inputs, needed, strict=True)
         return tuple(g + x if need else g for g, x, need in made)
 
@@ -187,24 +204,38 @@ def _backward_op(declared: _Declared, backward: Callable, second: Callable, regi
     return first
 
 
-def _second_backward_op(declared: _Declared, second_backward: Callable | None) -> Callable[..., Any]:
-    """The second derivative as an operator: (directions, grads, inputs, outputs) -> gradients."""
+def _second_backward_op(
+    declared: _Declared, second_backward: Callable | None, register: Register
+) -> Callable[..., Any]:
+    """The second derivative as an operator: (directions, needs, grads, inputs, outputs) -> gradients."""
     name, width = declared.name, len(declared.differentiable)
     count = width + len(declared.grads)
     if second_backward is None:
-        return _refuse(f"{name} was declared without a second backward: create_graph=True is not supported")
-    parameters = {f"direction_{i}": Tensor for i in range(width)} | declared.grads | declared.saved
+        return _refuse(
+            f"{name} was declared without a second backward, which create_graph=True and derivatives in "
+            "forward mode (jvp, hessian) need: declare one, second_backward="
+        )
+    parameters = {f"direction_{i}": Tensor for i in range(width)} | {"needs": list[bool]}
+    parameters |= declared.grads | declared.saved
 
-    def run(*args: Any) -> tuple[Tensor, ...]:
-        return second_backward(args[:width], args[width:count], declared.saved_as(args[count:]))
+    def run(*args: Any) -> tuple[Tensor | None, ...]:
+        directions, needs, grads = args[:width], args[width], args[width + 1 : count + 1]
+        flat = args[count + 1 :]
+        directions = [None if d.numel() == 0 else d for d in directions]
+        directions = tuple(_filled(directions, declared.differentiable_of(flat)))
+        made = second_backward(directions, grads, declared.saved_as(flat))
+        return tuple(m if need else None for m, need in zip(made, needs, strict=True))
 
     def fake(*args: Any) -> tuple[Tensor, ...]:
-        likes = *args[width:count], *declared.differentiable_of(args[count:])
-        return tuple(args[0].new_empty(0) if like is None else empty_like(like) for like in likes)
+        likes = *args[width + 1 : count + 1], *declared.differentiable_of(args[count + 1 :])
+        pairs = zip(likes, args[width], strict=True)
+        return tuple(
+            empty_like(like) if need and like is not None else args[0].new_empty(0) for like, need in pairs
+        )
 
     refuse = _refuse(f"{name} has no third derivative")
     rule = Rule((), count, 0, refuse, refuse)
-    return _define(f"{name}_second_backward", parameters, count, run, fake, rule, opaque)
+    return _define(f"{name}_second_backward", parameters, count, run, fake, rule, register)
 
 
 def _define(
@@ -215,6 +246,7 @@ def _define(
     fake: Callable[..., Sequence[Tensor]],
     rule: Rule,
     register: Register,
+    defaults: Sequence[Any] = (),
 ) -> Any:
     """Register an operator of these parameters with ``count`` results.
 
@@ -225,13 +257,16 @@ def _define(
     def single_or_all(made: Sequence[Tensor]) -> Any:
         return tuple(made) if count > 1 else made[0]
 
+    size = len(parameters)
+
     def body(*args: Any) -> Any:
-        made = function(*detached(args))
+        made = function(*detached(with_defaults(args, size, defaults)))
         return single_or_all([args[0].new_empty(0) if m is None else m for m in made])
 
-    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor)
-    operator = register(name, body, lambda *args: single_or_all(fake(*args)))
+    signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor, defaults)
+    operator = register(name, body, lambda *args: single_or_all(fake(*with_defaults(args, size, defaults))))
     operator.parameters, operator.body = parameters, getattr(operator, "unrecorded", body)
+    operator.defaults = defaults
     register_ways(name, operator, count, rule)
     return operator
 
@@ -254,6 +289,11 @@ def _refuse(message: str) -> Callable[..., Any]:
 def empty_like(tensor: Tensor) -> Tensor:
     """An empty contiguous tensor of the same shape, dtype and device."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _directions(values: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
+    """Contiguous directions for a second backward."""
+    return [like.new_empty(0) if v is None else v.contiguous() for v in values]
 
 
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:

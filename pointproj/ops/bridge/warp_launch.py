@@ -31,7 +31,8 @@ class Launch:
 
     A tensor becomes the array that the kernel's annotation asks for, without a copy: ``(N, 3)`` for an
     array of ``vec3``, None for an array that is absent. For a ``wp.struct`` any object serves that has its
-    fields as attributes, such as a named tuple; it is converted once, however many launches share it.
+    fields as attributes, such as a named tuple; it is converted once, however many launches share it. For
+    ``wp.uint64`` an object serves that has an ``id``, such as ``wp.HashGrid``: it lives as long as this.
     """
 
     def __init__(self, device: torch.device):
@@ -56,6 +57,8 @@ class Launch:
     def _launch(self, kernel: wp.Kernel, dim: Any, block_dim: int, adjoint: bool, values: Sequence) -> None:
         if dim == 0 or (type(dim) is not int and 0 in dim):
             return
+        if kernel.is_generic:
+            kernel = _for_types_of(kernel, values)
         unused = _recorded[kernel, block_dim, self.device, adjoint]
         try:
             recorded = unused.pop()
@@ -107,6 +110,39 @@ class _Recorded:
 _recorded: defaultdict[tuple, list[_Recorded]] = defaultdict(list)  # launches that are not in use
 
 
+def _for_types_of(kernel: wp.Kernel, values: Sequence) -> wp.Kernel:
+    """A generic kernel for the types of these values."""
+    found = [_type_of(kernel, a, value) for a, value in zip(kernel.adj.args, values, strict=False)]
+    key = kernel, *map(wp.types.type_repr, found)
+    if key not in _overloads:
+        with building:
+            _overloads[key] = wp.overload(kernel, found)
+    return _overloads[key]
+
+
+def _type_of(kernel: wp.Kernel, argument: Any, value: Any) -> Any:
+    """The type that a value gives to an argument of a generic kernel."""
+    kind = argument.type
+    of_array = wp.types.is_array(kind)
+    dtype = kind.dtype if of_array else kind
+    known = getattr(dtype, "_wp_scalar_type_", dtype)
+    is_known = wp.types.type_is_struct(dtype) or known is wp.bool or wp.types.type_is_scalar(known)
+    if is_known and 0 not in getattr(dtype, "_shape_", ()):
+        return kind
+    if not of_array:
+        return {bool: wp.bool, int: wp.int32, float: wp.float32}.get(type(value), type(value))
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{kernel.key}: {argument.label} is of any dtype: give a tensor, not {value}")
+    number, shape = wp.dtype_from_torch(value.dtype), tuple(value.shape[kind.ndim :])
+    if hasattr(dtype, "_shape_"):
+        vector = len(dtype._shape_) == 1
+        number = wp.types.vector(shape[0], number) if vector else wp.types.matrix(shape, number)
+    return wp.array(dtype=number, ndim=kind.ndim)
+
+
+_overloads: dict[tuple, wp.Kernel] = {}
+
+
 def _blank(kind: Any) -> Any:
     """A parameter of its own, which Warp takes as it is."""
     return type(kind.__ctype__())() if wp.types.is_array(kind) else kind()
@@ -128,6 +164,8 @@ def _writer(kind: Any) -> Writer:
         as_bytes = lambda value: bytes(value if isinstance(value, kind) else kind(*(value or ())))  # noqa: E731
         return lambda memory, at, value, _: pack(memory, at, as_bytes(value))
     pack = struct.Struct(wp.types.type_ctype(kind)._type_).pack_into
+    if kind is wp.uint64:
+        return lambda memory, at, value, _: pack(memory, at, getattr(value, "id", value) or 0)
     return lambda memory, at, value, _: pack(memory, at, value or 0)
 
 

@@ -18,7 +18,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Spec, empty_like, signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, empty_like, opaque, signed, torch_op, with_defaults
+from pointproj.ops.bridge.warp_checks import CheckedLaunch, kinds_of
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
@@ -35,6 +36,7 @@ def warp_op(
     grad_outputs: int = 1,
     backward: Callable[..., None] | str | None = None,
     second_backward: Callable[..., None] | None = None,
+    mutates_args: Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., Tensor | tuple[Tensor, ...]]]:
     """Decorate a launcher, ``launcher(launch, *inputs, *outputs)``, to make it a torch operator.
 
@@ -56,31 +58,45 @@ def warp_op(
         allocated and uninitialised; None where torch does not need it). ``**values`` takes all others.
 
         Warp's reverse mode differentiates launches only. Between them the forward may allocate, fill and
-        view tensors; any other work of torch there has no gradient. Warp's reverse mode does not repeat
-        loops of unknown length: the sum of such a loop must not enter a quotient or another nonlinear term
-        in the same kernel.
+        view tensors, and compute what has no gradient. Warp's reverse mode does not repeat loops of unknown
+        length: the sum of such a loop must not enter a quotient or another nonlinear term in the same kernel.
     second_backward : callable or None
         A launcher with, besides those, ``direction_<input>`` (upstream gradient of ``d_<input>``),
         ``d_grad_<output>`` and ``d_<input>`` to fill. Without it ``create_graph=True`` raises when, and
         only when, something differentiates the gradient.
+    mutates_args : sequence of str
+        Names of the inputs that kernels write to. Such an operator has no gradient, and need have no outputs.
 
     Returns
     -------
     callable
-        The operator. Its arguments are the inputs; tensors may be optional (``Tensor | None``).
+        The operator. Its arguments are the inputs, with the launcher's defaults; tensors may be optional
+        (``Tensor | None``).
+
+    Raises
+    ------
+    TypeError
+        At the first call with arguments of some dtypes: the launcher calls ``wp.launch``, or its kernels
+        write to an input that ``mutates_args`` does not name. For :data:`ADJOINT` also: a launch gets what
+        torch computed from an input with gradient, or a grid that is gone before the adjoint runs.
 
     Notes
     -----
     Tensors must be dense where the kernel's array type is a vector or matrix; other strides are passed on.
+    For an argument of ``wp.uint64`` a launch takes a ``wp.HashGrid`` or ``wp.Mesh`` itself, and keeps it.
+    Generic kernels are compiled for the dtypes of the tensors.
     """
 
     def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-        bridge = _Bridge(launcher, outputs, tuple(differentiable))
-        inputs = {p.name: p.annotation for p in bridge.inputs}
-        first = bridge.adjoint if backward == ADJOINT else backward and bridge.first(backward)
+        adjoint = backward == ADJOINT
+        bridge = _Bridge(name, launcher, outputs, tuple(differentiable), tuple(mutates_args), adjoint)
+        if mutates_args:
+            return bridge.mutating()
+        first = bridge.adjoint if adjoint else backward and bridge.first(backward)
+        made = tuple[(Tensor,) * len(bridge.output_names)]
         return torch_op(
             name,
-            signed(lambda *args: bridge.run(args)[1], inputs, tuple[(Tensor,) * len(bridge.output_names)]),
+            signed(lambda *args: bridge.run(args)[1], bridge.annotations, made, bridge.defaults),
             lambda *args: tuple(bridge.specs(args).values()),
             differentiable=differentiable,
             grad_outputs=grad_outputs,
@@ -94,10 +110,18 @@ def warp_op(
 class _Bridge:
     """A launcher's forward, backward and second backward as functions of tensors."""
 
-    def __init__(self, launcher: Callable, outputs: Callable, differentiable: tuple[str, ...]):
-        self.launcher = launcher
-        self.outputs = outputs
-        self.differentiable = differentiable
+    def __init__(
+        self,
+        name: str,
+        launcher: Callable,
+        outputs: Callable,
+        differentiable: tuple[str, ...],
+        mutable: tuple[str, ...],
+        has_adjoint: bool,
+    ):
+        self.name, self.launcher, self.outputs = name, launcher, outputs
+        self.differentiable, self.mutable, self.has_adjoint = differentiable, mutable, has_adjoint
+        self.checked: set[tuple] | None = None if name.startswith("pointproj::") else set()  # ours have tests
         parameters = list(inspect.signature(launcher, eval_str=True).parameters.values())[1:]
         names = [p.name for p in parameters]
         read = inspect.signature(outputs).parameters
@@ -106,6 +130,8 @@ class _Bridge:
             inputs = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
             read = [p.name for p in read.values() if p.kind is not p.VAR_KEYWORD]
         self.inputs = parameters[: len(inputs)]
+        self.annotations = {p.name: p.annotation for p in self.inputs}
+        self.defaults = [p.default for p in self.inputs if p.default is not p.empty]
         self.output_names = names[len(inputs) :]
         if names[: len(inputs)] != inputs:
             raise TypeError(
@@ -124,9 +150,48 @@ class _Bridge:
         if list(specs) != self.output_names:
             raise TypeError(f"{self.launcher.__name__} fills {self.output_names}; declared are {list(specs)}")
         made = {n: torch.empty(shape, dtype=dtype, device=device) for n, (shape, dtype) in specs.items()}
-        launch = Launch(device)
-        self.launcher(launch, *args, **made)
+        kinds = kinds_of(args) if self.checked is not None else None
+        if kinds is None or kinds in self.checked:
+            launch = Launch(device)
+            self.launcher(launch, *args, **made)
+        else:
+            launch = self.checking(device, args, made)
+            self.checked.add(kinds)
         return launch, tuple(made.values())
+
+    def checking(self, device: torch.device, args: Sequence[Any], made: dict[str, Tensor]) -> Launch:
+        """Call the launcher with checks of what it does."""
+        inputs = dict(zip(self.annotations, args, strict=True))
+        launch = CheckedLaunch(device, self.name, inputs, self.differentiable if self.has_adjoint else ())
+        with launch.watching(self.mutable):
+            self.launcher(launch, *args, **made)
+        launch.check_owners()
+        return launch
+
+    def mutating(self) -> Callable[..., Any]:
+        """An operator that writes to some of its inputs, which torch does not differentiate."""
+        count = len(self.output_names)
+        if self.differentiable:
+            raise TypeError(
+                f"{self.name}: torch differentiates no operator that writes to its inputs: leave out "
+                "mutates_args, and make what is written an output, or leave out differentiable"
+            )
+
+        def of(made: Sequence[Tensor]) -> Any:
+            return tuple(made) if count > 1 else made[0] if made else None
+
+        def function(*args: Any) -> Any:
+            return of(self.run(with_defaults(args, len(self.inputs), self.defaults))[1])
+
+        def fake(*args: Any) -> Any:
+            args = with_defaults(args, len(self.inputs), self.defaults)
+            like = args[self.tensor]
+            return of([like.new_empty(shape, dtype=dtype) for shape, dtype in self.specs(args).values()])
+
+        returns = tuple[(Tensor,) * count] if count > 1 else Tensor if count else None
+        return opaque(
+            self.name, signed(function, self.annotations, returns, self.defaults), fake, self.mutable
+        )
 
     def adjoint(self, grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         # The forward runs again into fresh outputs: reverse mode needs every intermediate, and kernels

@@ -5,7 +5,7 @@ same here. Importing this module loads the library.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 
 import torch
@@ -16,9 +16,8 @@ from pointproj.ops.backends.torch import attention
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
-from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_second_backward
-from pointproj.ops.specification.pairs import chunks_within, listed_chunks
-from pointproj.ops.specification.records import Saved, Summands, Tables, Tensors
+from pointproj.ops.specification.gradients import DIFFERENTIABLE
+from pointproj.ops.specification.records import Summands, Tables
 
 
 def build_index(
@@ -137,12 +136,6 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call), ((searched, call.k), torch.int32)
 
 
-def _second_backward_of_lists(directions: tuple, grads: tuple, saved: Saved) -> Tensors:
-    if saved.inputs["neighbor_indices"] is None:
-        saved.inputs["neighbor_indices"] = saved.outputs[2]
-    return aggregate_second_backward(directions, grads, saved, listed_chunks)
-
-
 _library = extension()
 MOST_HEAD_CHANNELS = _library.native_most_head_channels()
 
@@ -166,20 +159,8 @@ _radius_list = cpp_op(
         ((call.most,), call.query_points.dtype),
     ),
 )
-_knn_aggregate = cpp_op(
-    _library,
-    "native_knn_aggregate",
-    _knn_sums,
-    differentiable=DIFFERENTIABLE,
-    second_backward=_second_backward_of_lists,
-)
-_radius_aggregate = cpp_op(
-    _library,
-    "native_radius_aggregate",
-    _radius_sums,
-    differentiable=DIFFERENTIABLE,
-    second_backward=partial(aggregate_second_backward, chunks=chunks_within),
-)
+_knn_aggregate = cpp_op(_library, "native_knn_aggregate", _knn_sums, DIFFERENTIABLE)
+_radius_aggregate = cpp_op(_library, "native_radius_aggregate", _radius_sums, DIFFERENTIABLE)
 _attend = cpp_op(
     _library,
     "native_attend",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.torch.attention import attend
+from pointproj.ops.backends.torch.edge_mlp import edge_mlp
 from pointproj.ops.backends.torch.farthest_points import farthest_points
 from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.specification.clouds import Clouds
@@ -33,6 +34,7 @@ from pointproj.ops.specification.rounding import rounded_root
 __all__ = [
     "aggregate_neighbors",
     "attend",
+    "edge_mlp",
     "farthest_points",
     "radius_aggregate",
     "radius_list",

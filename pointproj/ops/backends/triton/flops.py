@@ -48,7 +48,7 @@ def count_aggregation(operator: str, inputs: Sequence[str]) -> None:
 
     register("", 0, lambda channels, args: DISTANCE + 2 * channels)
     register("_backward", 2, lambda channels, args: _of_backward(channels, args[1]))
-    register("_second_backward", 5, lambda channels, args: DISTANCE + 10 * channels)
+    register("_second_backward", 6, lambda channels, args: DISTANCE + 10 * channels)
 
 
 def _of_backward(channels: int, needs: Sequence[bool]) -> int:

@@ -89,7 +89,8 @@ struct OneLane {
   template <class Sum>
   Neighbor<Sum>* reserve() { return reinterpret_cast<Neighbor<Sum>*>(storage); }
 
-  // Adds to the row of the result itself, which stays in the cache, several rows at a time.
+  // Adds to the row of the result itself, which stays in the cache, several rows at a time. read() changes the matrix
+  // whose rows are added to one like it.
   template <class Sum, int kVector>
   struct RowSum {
     static constexpr int kAtOnce = 4;
@@ -101,6 +102,7 @@ struct OneLane {
         : values(values), channels(result.columns), row(result[row]) {
       for (int c = 0; c < channels; ++c) this->row[c] = Sum(0);
     }
+    void read(Matrix<const Sum> others) { values = others; }
     void add(const Neighbor<Sum>* list, int size) {
       int at = 0;
       Sum* __restrict__ to = row;

@@ -40,6 +40,17 @@ struct BackwardArguments {
   POINTPROJ_FIELDS(grad, needs, forward, output)
 };
 
+// And a second backward, for as many differentiable inputs. A direction without elements is 0.
+template <class Forward, size_t outputs, size_t inputs>
+struct SecondBackwardArguments {
+  Tensors<inputs> direction;  // upstream gradients of the first gradients
+  std::vector<bool> needs;    // whether the gradient of `grad`, then of each input, is needed
+  Tensors<1> grad;
+  Forward forward;
+  Tensors<outputs> output;
+  POINTPROJ_FIELDS(direction, needs, grad, forward, output)
+};
+
 template <class Field>
 concept Struct = requires { typename Field::HasFields; };
 template <class Field>

@@ -201,12 +201,15 @@ struct WarpLanes {
     POINTPROJ_FN RowSum(Matrix<const Sum> values, int chunk, Matrix<Sum> result, int row)
         : stride(static_cast<unsigned>(values.columns) * sizeof(Sum)), row(result[row]), channels(result.columns) {
       column = chunk * kChannelsAtOnce + (threadIdx.x & (kWidth - 1)) * kVector;
+      read(values);
+      POINTPROJ_UNROLL
+      for (int i = 0; i < kParts * kVector; ++i) sums[i / kVector][i % kVector] = Sum(0);
+    }
+    POINTPROJ_FN void read(Matrix<const Sum> values) {
       POINTPROJ_UNROLL
       for (int part = 0; part < kParts; ++part) {
         const int first = column_of(part) < channels ? column_of(part) : 0;
         columns[part] = reinterpret_cast<const char*>(values.data + first);
-        POINTPROJ_UNROLL
-        for (int i = 0; i < kVector; ++i) sums[part][i] = Sum(0);
       }
     }
     POINTPROJ_FN int column_of(int part) const { return column + part * kWidth * kVector; }

@@ -6,6 +6,8 @@
 //   base(nearest)                         the distance that weights of a mean are relative to: not all of them vanish
 //   weight(distance, base)                the kernel at the distance, divided by the kernel at the base
 //   decay(distance)                       minus the derivative of the logit by the distance
+//   decay_slope(distance)                 the derivative of that by the distance
+//   kSigmaPower                           of 1 / sigma, in the derivative of the logit by sigma; one less in decay
 //   unscaled_by_sigma(distance, base)     the derivative of the logit by sigma, less that at the base, so that terms of
 //                                         a mean need not cancel; without its power of sigma
 //   by_sigma(unscaled)                    the same with the power of sigma, also of a sum of such terms
@@ -28,7 +30,7 @@ constexpr Sum kLargestWeight = kLargest<Sum> / 2048;
 // The kernel of weight 1, with what all kernels are given. The others override what is not the same for them.
 template <class Sum>
 struct Uniform {
-  static constexpr Sum kBaseOfSum = 0;
+  static constexpr Sum kBaseOfSum = 0, kSigmaPower = 1;
   Sum inverse_sigma;
   Sum power, eps;  // of the inverse distance
   Sum support;     // of the compact kernel
@@ -36,12 +38,14 @@ struct Uniform {
   POINTPROJ_FN Sum base(Sum) const { return kBaseOfSum; }
   POINTPROJ_FN Sum weight(Sum, Sum) const { return Sum(1); }
   POINTPROJ_FN Sum decay(Sum) const { return Sum(0); }
+  POINTPROJ_FN Sum decay_slope(Sum) const { return Sum(0); }
   POINTPROJ_FN Sum unscaled_by_sigma(Sum distance, Sum base) const { return distance - base; }
   POINTPROJ_FN Sum by_sigma(Sum) const { return Sum(0); }
 };
 
 template <class Sum>
 struct Exponential : Uniform<Sum> {
+  static constexpr Sum kSigmaPower = 2;
   POINTPROJ_FN Sum base(Sum nearest) const { return nearest; }
   POINTPROJ_FN Sum weight(Sum distance, Sum base) const { return exp((base - distance) * this->inverse_sigma); }
   POINTPROJ_FN Sum decay(Sum) const { return this->inverse_sigma; }
@@ -50,6 +54,7 @@ struct Exponential : Uniform<Sum> {
 
 template <class Sum>
 struct Gaussian : Uniform<Sum> {
+  static constexpr Sum kSigmaPower = 3;
   POINTPROJ_FN Sum base(Sum nearest) const { return nearest; }
   POINTPROJ_FN Sum weight(Sum distance, Sum base) const {
     // In this order it is never 0 times infinity.
@@ -57,6 +62,9 @@ struct Gaussian : Uniform<Sum> {
   }
   POINTPROJ_FN Sum decay(Sum distance) const {
     return lesser(distance * this->inverse_sigma * this->inverse_sigma, kLargest<Sum>);  // times 0 it is 0
+  }
+  POINTPROJ_FN Sum decay_slope(Sum) const {
+    return lesser(this->inverse_sigma * this->inverse_sigma, kLargest<Sum>);
   }
   POINTPROJ_FN Sum unscaled_by_sigma(Sum distance, Sum base) const { return (distance - base) * (distance + base); }
   POINTPROJ_FN Sum by_sigma(Sum unscaled) const {
@@ -72,6 +80,7 @@ struct InverseDistance : Uniform<Sum> {
     return pow(base / greater(distance, this->eps), this->power);
   }
   POINTPROJ_FN Sum decay(Sum distance) const { return distance > this->eps ? this->power / distance : Sum(0); }
+  POINTPROJ_FN Sum decay_slope(Sum distance) const { return -decay(distance) / distance; }
 };
 
 template <class Sum>
@@ -80,6 +89,12 @@ struct Compact : Uniform<Sum> {
   POINTPROJ_FN Sum decay(Sum distance) const {
     const Sum root_of_weight = root(distance);
     return root_of_weight > Sum(0) ? 4 * distance / (this->support * this->support * root_of_weight) : Sum(0);
+  }
+  POINTPROJ_FN Sum decay_slope(Sum distance) const {
+    const Sum part = distance / this->support, root_of_weight = root(distance);
+    if (!(root_of_weight > Sum(0))) return Sum(0);
+    const Sum scaled = this->support * root_of_weight;
+    return 4 * (1 + part * part) / (scaled * scaled);
   }
   // The root of the weight. Divided by the support, not multiplied by its inverse: at the support itself it must be 0.
   POINTPROJ_FN Sum root(Sum distance) const {
@@ -118,6 +133,10 @@ struct Weighting {
     return kIsDefault ? made : lesser(made, kLargestWeight<Sum>);
   }
   POINTPROJ_FN Sum decay(Sum distance) const { return with([&](auto kernel) { return kernel.decay(distance); }); }
+  POINTPROJ_FN Sum decay_slope(Sum distance) const {
+    return with([&](auto kernel) { return kernel.decay_slope(distance); });
+  }
+  POINTPROJ_FN Sum sigma_power() const { return with([&](auto kernel) { return kernel.kSigmaPower; }); }
   POINTPROJ_FN Sum unscaled_by_sigma(Sum distance, Sum base) const {
     return with([&](const auto& kernel) { return kernel.unscaled_by_sigma(distance, base); });
   }

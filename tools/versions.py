@@ -1,6 +1,6 @@
 """Try a wheel beside each supported Python and torch. By hand, before a release.
 
-    python -m tests.versions dist/pointproj-*.whl FOLDER python3.13:2.11.0 python3.12:2.10.0,warp-lang==1.17.0
+    python -m tools.versions dist/pointproj-*.whl FOLDER python3.13:2.11.0 python3.12:2.10.0,warp-lang==1.17.0
 
 Each environment lies in FOLDER, and is used again if it is there. It has the wheel and what that depends on,
 in the versions that are named, and no tree of the project: the tests are copied. Prints a table for the docs;

@@ -1,6 +1,6 @@
 """Read the Dockerfile and run its steps, in order, in an empty folder instead of an image.
 
-    python -m tests.image_steps FOLDER [ARGUMENT=VALUE ...] [--base=/usr/bin/python3.12]
+    python -m tools.image_steps FOLDER [ARGUMENT=VALUE ...] [--base=/usr/bin/python3.12]
 
 FOLDER is the root: the image's folders (``/app``, ``/opt``, ``/cache``) lie in it.
 Packages of the distribution are not installed; where apt can tell, it is asked whether they exist.

@@ -1,6 +1,6 @@
 """Compile every kernel for GPUs that need not be here, and show what each takes of them.
 
-    python -m tests.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
+    python -m tools.cuda_code /usr/local/cuda [--arch 80 90] [--of native warp triton]
 
 Writes benchmarks/kernels/cuda_code.csv, and ends with an error if a kernel does not compile, needs more
 than a GPU has, or holds an instruction that this GPU does not know. The toolkit's own assembler takes all:

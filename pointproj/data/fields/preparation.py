@@ -1,0 +1,191 @@
+"""From files to samples that can be drawn from: read once, check, and store as arrays on disk.
+
+A sample's arrays are float32, in an order that is random once and for all. So any slice of them is a random
+subset, and a batch reads a few pages of a file of any size. One sample at a time is in memory.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pointproj import geometry
+from pointproj.data.cache import entry_key
+from pointproj.data.fields.samples import Parameters, parameters_of
+from pointproj.data.layout import MeshFile
+from pointproj.geometry.files.measured import FieldSample, geometry_beside, read_sample
+from pointproj.geometry.meshes import MeshError
+from pointproj.geometry.sampling import SurfaceSampler
+from pointproj.runtime.progress_bar import progress
+from pointproj.runtime.run_folder import require_writable, writing
+
+log = logging.getLogger(__name__)
+
+MOST_CLOUD = 2**18
+"""Points of a geometry that are stored; clouds are drawn from these."""
+
+ODD_UNIT = 500.0
+"""A sample whose size or field differs by this factor from the others has another unit."""
+
+
+@dataclass(frozen=True)
+class PreparedSample:
+    """The cache entry of a sample: a folder of arrays that are mapped into memory, and facts about them.
+
+    Arrays: ``points`` (P, 3) less ``origin``, ``values`` (P, C), and on surfaces ``normals`` (P, 3) and
+    ``areas`` (P,); ``cloud`` (M, 3) less ``origin`` and ``cloud_normals`` (M, 3). All are float32.
+    """
+
+    name: str
+    folder: Path
+    facts: Mapping[str, Any]
+
+    def array(self, name: str) -> np.ndarray | None:
+        """Return an array of the entry without reading it, or None if the sample does not have it."""
+        path = self.folder / f"{name}.npy"
+        return np.load(path, mmap_mode="r") if path.exists() else None
+
+    @property
+    def identity(self) -> int:
+        """A number that follows from the content of the sample's file."""
+        return int(self.folder.name[:16], 16)
+
+
+def prepare_samples(
+    files: Sequence[MeshFile], fields: Sequence[str], root: Path, table: Parameters, cache_folder: Path
+) -> Iterator[tuple[MeshFile, PreparedSample | str]]:
+    """Prepare each sample; yield it, or the reason why it cannot be used.
+
+    Samples in the cache are not read again. Raises RunError if the cache cannot be written to.
+    """
+    require_writable(cache_folder)
+    began, taken = time.monotonic(), 0
+    with progress("preparing samples", len(files), unit="samples") as advance:
+        for file in files:
+            try:
+                yield file, _prepared(file, fields, root, table, cache_folder)
+            except MeshError as error:
+                yield file, error.reason
+            taken += file.path.stat().st_size
+            advance(1)
+    seconds = time.monotonic() - began
+    log.info("%d samples, %.3g MB, took %.1f s", len(files), taken / 1e6, seconds)
+
+
+def _prepared(
+    file: MeshFile, fields: Sequence[str], root: Path, table: Parameters, cache_folder: Path
+) -> PreparedSample:
+    beside = geometry_beside(file.path)
+    digests = [_digest(path) for path in (file.path, beside) if path is not None]
+    settings = {"fields": ",".join(fields), "suffix": file.path.suffix.lower(), "code": _code_digest()}
+    key = entry_key(" ".join(digests), settings)
+    folder = cache_folder / key[:2] / key
+    if not (folder / "facts.json").exists():
+        _store(folder, *_arrays(read_sample(file.path, fields), int(key[:16], 16)))
+    facts = json.loads((folder / "facts.json").read_text())
+    parameters = parameters_of(file.path, root, table, facts["parameters"])
+    if parameters is None:
+        raise MeshError(
+            file.path, f"has no row in {root / 'parameters.csv'}, whose first column names samples"
+        )
+    return PreparedSample(file.name, folder, {**facts, "parameters": parameters})
+
+
+def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the arrays of an entry, and the facts about them."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(sample.points))
+    origin = sample.points.mean(0)
+    values = np.concatenate([*sample.values.values()], axis=1)
+    arrays = {"points": (sample.points - origin)[order], "values": values[order]}
+    if sample.areas is not None:
+        arrays["areas"] = sample.areas[order]
+    if sample.normals is not None:
+        arrays["normals"] = sample.normals[order]
+    if sample.geometry is not None:
+        sampler = SurfaceSampler(sample.geometry.vertices - origin, sample.geometry.faces)
+        arrays["cloud"], arrays["cloud_normals"] = sampler.draw(MOST_CLOUD, generator)
+    else:
+        some = order[:MOST_CLOUD]
+        arrays["cloud"] = (sample.points - origin)[some]
+        arrays["cloud_normals"] = (
+            np.zeros_like(arrays["cloud"]) if sample.normals is None else sample.normals[some]
+        )
+    weights = sample.areas if sample.areas is not None else np.ones(len(values))
+    weights = weights / weights.sum()
+    extent = arrays["cloud"] + origin
+    facts = {
+        "origin": origin.tolist(),
+        "channels": [each.shape[1] for each in sample.values.values()],
+        "mean": (weights @ values).tolist(),
+        "mean_square": (weights @ values**2).tolist(),
+        "low": extent.min(0).tolist(),
+        "high": extent.max(0).tolist(),
+        "place": sample.place,
+        "points": len(values),
+        "on_surface": sample.areas is not None and sample.normals is not None,
+        "parameters": dict(sample.parameters),
+    }
+    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}, facts
+
+
+def _store(folder: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    """Write an entry; it appears whole or not at all."""
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    with writing(folder, "data.cache=FOLDER"):
+        temporary.mkdir(parents=True)
+        try:
+            for name, array in arrays.items():
+                np.save(temporary / f"{name}.npy", array)
+            (temporary / "facts.json").write_text(json.dumps(facts))
+            if not folder.exists():
+                os.replace(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def odd_units(samples: Sequence[PreparedSample], fields: Sequence[str]) -> dict[int, str]:
+    """Return a reason for each sample whose size or field is not in the unit of the others, by its place."""
+    sizes = {"its size": [max(np.subtract(s.facts["high"], s.facts["low"])) for s in samples]}
+    first = 0
+    for name, count in zip(fields, samples[0].facts["channels"], strict=True):
+        columns = slice(first, first + count)
+        sizes[name] = [np.sqrt(np.sum(s.facts["mean_square"][columns])) for s in samples]
+        first += count
+    reasons = {}
+    for name, column in sizes.items():
+        usual = float(np.median([size for size in column if size > 0] or [1.0]))
+        for place, size in enumerate(column):
+            factor = size / usual
+            if size > 0 and not 1 / ODD_UNIT < factor < ODD_UNIT:
+                reasons[place] = (
+                    f"{name} is {factor:.3g} times that of the other samples (median): is its unit another?"
+                )
+    return reasons
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise MeshError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+@cache
+def _code_digest() -> str:
+    """Return the SHA-256 of this module and all readers: their code decides what an entry holds."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for path in sorted(Path(geometry.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

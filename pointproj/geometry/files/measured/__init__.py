@@ -1,0 +1,86 @@
+"""Read files with measured or simulated fields: a sample, which is geometry and values at points or cells.
+
+VTP, VTU and VTK are read by pyvista (:mod:`.vtk`); NPZ, PT and CSV hold named arrays (:mod:`.arrays`). A mesh
+file of the same stem (STL, OBJ, PLY, OFF) beside a file is the geometry of its sample.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from pointproj.geometry.files import MESH_SUFFIXES, read_mesh
+from pointproj.geometry.files.measured import arrays
+from pointproj.geometry.files.measured.sample import FieldSample, of_mesh
+from pointproj.geometry.meshes import MeshError
+
+VTK_SUFFIXES = (".vtp", ".vtu", ".vtk")
+SUFFIXES = (*VTK_SUFFIXES, *arrays.READERS)
+INSTALL = 'pip install -c constraints.txt -e ".[cfd]"'
+
+
+def missing_package(paths: Sequence[Path]) -> str | None:
+    """Return words that say what to install to read these files, or None if nothing is missing."""
+    first = next((path for path in paths if path.suffix.lower() in VTK_SUFFIXES), None)
+    if first is None or find_spec("pyvista") is not None:
+        return None
+    return f"{first} is read by pyvista, which is not installed: {INSTALL}"
+
+
+def geometry_beside(path: Path) -> Path | None:
+    """Return the mesh file of the same stem beside a file of arrays, or None."""
+    if path.suffix.lower() in VTK_SUFFIXES:
+        return None
+    found = (path.with_suffix(suffix) for suffix in MESH_SUFFIXES)
+    return next((mesh for mesh in found if mesh.exists()), None)
+
+
+def read_sample(path: Path, fields: Sequence[str]) -> FieldSample:
+    """Read the fields of a file, all float64.
+
+    Parameters
+    ----------
+    path : Path
+        A file with a suffix of :data:`SUFFIXES`.
+    fields : sequence of str
+        Names of the fields. All must lie at the points, or all at the cells.
+
+    Raises
+    ------
+    MeshError
+        If the file cannot be read, lacks a field, or holds no points; if a field has NaN or infinity, or
+        another number of rows than points and cells.
+    """
+    path = Path(path)
+    beside = geometry_beside(path)
+    geometry = None if beside is None else read_mesh(beside)
+    try:
+        if path.suffix.lower() in VTK_SUFFIXES:
+            from pointproj.geometry.files.measured import vtk
+
+            sample = vtk.read(path, fields)
+        else:
+            sample = arrays.read(path, fields, geometry)
+    except MeshError:
+        raise
+    except Exception as error:  # damaged files raise errors of many kinds
+        raise MeshError(path, f"cannot be read ({type(error).__name__}: {error})") from error
+    _check(path, sample)
+    return sample
+
+
+def _check(path: Path, sample: FieldSample) -> None:
+    if not len(sample.points):
+        raise MeshError(path, "holds no points or cells with area")
+    arrays: Mapping[str, np.ndarray] = {"its points": sample.points, **sample.values}
+    for name, values in arrays.items():
+        odd = ~np.isfinite(values).all(axis=1)
+        if odd.any():
+            raise MeshError(
+                path,
+                f"holds NaN or infinity in {name}: {odd.sum():,} of {len(odd):,} rows, first {odd.argmax()}",
+            )
+
+
+__all__ = ["INSTALL", "SUFFIXES", "VTK_SUFFIXES", "FieldSample", "MeshError", "of_mesh", "read_sample"]

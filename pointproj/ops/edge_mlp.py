@@ -1,0 +1,180 @@
+"""Edge networks: an MLP on every pair of a neighbour list, reduced over each query's neighbours.
+
+With r_ij = reference point j minus query point i, over the neighbours j of query i,
+
+    out_i = reduce_j  w_ij MLP([f_j, r_ij, |r_ij|, g_i])  (times f_j, if asked)
+
+This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et al.,
+2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first layer is
+linear, so features are multiplied by it before they are paired. The last is linear too, so sums and means are
+multiplied by it. No tensor of all pairs and channels is made.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import linear
+
+from pointproj.ops import arguments
+from pointproj.ops.backends.torch.listed_pairs import ListedPairs
+from pointproj.ops.layers import MOST_LAYERS, Layers, checked_layers
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
+from pointproj.ops.registry import choose, modules
+
+REDUCTIONS = ("mean", "sum", "max")
+
+
+def edge_mlp(
+    features: Float[Tensor, "*batch n c"],
+    query_points: Float[Tensor, "*batch q dims"],
+    reference_points: Float[Tensor, "*batch n dims"],
+    neighbors: Neighbors | NeighborList,
+    layers: Layers,
+    *,
+    query_features: Float[Tensor, "*batch q channels"] | None = None,
+    with_distance: bool = False,
+    multiply_features: bool | Literal["only"] = False,
+    activation: str = "gelu",
+    reduce: str = "mean",
+    weights: Float[Tensor, "*pairs"] | None = None,
+    reference_weights: Float[Tensor, "*batch n"] | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "*batch q out"]:
+    """Apply an MLP to every pair of a neighbour list, and reduce over each query's neighbours.
+
+    The input of the MLP is, in this order: the feature of the neighbour, its position relative to the query
+    (reference minus query), the distance if asked, and the feature of the query if given.
+
+    Parameters
+    ----------
+    features : (N, C) or (B, N, C) float tensor
+        Of the reference points, packed ones for ragged batches. float16, bfloat16, float32 or float64; sums
+        run in float32 or wider.
+    query_points, reference_points : (Q, D) and (N, D), or (B, Q, D) and (B, N, D), float32 or float64 tensor
+        The points that were searched.
+    neighbors : Neighbors or NeighborList
+        From :func:`pointproj.radius_neighbors`; or ``Neighbors(indices, distances)`` with what
+        :func:`pointproj.knn` gives, the other way round.
+    layers : sequence of (weight, bias), or torch.nn.Sequential
+        One to four linear layers, as of ``torch.nn.Linear``, of at most 512 outputs each: weights (out, in) and
+        biases (out,). They are converted to the features' dtype. Of a ``Sequential``, the activations are those
+        between its layers, and one at its end is applied too.
+    query_features : (Q, G) or (B, Q, G) float tensor, optional
+        Of the query points.
+    with_distance : bool
+        Whether the MLP gets the distance to the neighbour.
+    multiply_features : bool or "only"
+        Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``: which is
+        then no input of the MLP.
+    activation : {"gelu", "gelu_tanh", "relu", "leaky_relu", "silu", "tanh"}
+        Between layers that are given as a sequence.
+    reduce : {"mean", "sum", "max"}
+        ``"mean"`` divides by the sum of the weights (0 where that is 0). ``"max"`` takes the largest of each
+        channel, and gives its gradient to the first of those that are equal.
+    weights : float tensor, optional
+        Of each pair, in the shape of ``neighbors.indices``; in slots without a neighbour they are not used.
+    reference_weights : (..., N) float tensor, optional
+        Of each reference point, such as areas of mesh cells, for a quadrature. They multiply the weights.
+    backend : str
+        As for :func:`pointproj.knn`, one of ``"triton"`` and ``"torch"``.
+
+    Returns
+    -------
+    (Q, out) or (B, Q, out) float tensor
+        In the features' dtype; 0 for a query without neighbours. Differentiable twice in features, both sets of
+        points, layers and weights, with subgradient 0 of the distance 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments of wrong type, shape, dtype or device, and for other layers.
+    BackendUnavailable
+        If ``backend`` names one that cannot run here.
+    """
+    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
+    arguments.check_points(query_points, reference_points)
+    arguments.check_features(features, reference_points)
+    arguments.check_lists(neighbors, query_points, reference_points)
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}; got {reduce!r}")
+    arguments.check_query_features(query_features, query_points)
+    if weights is not None:
+        arguments.check_one_a_pair("weights", weights, neighbors.indices)
+    arguments.check_reference_weights(reference_weights, features)
+    given, kind = checked_layers("layers", layers, activation, features)
+    columns = _columns(given[0][0], features, query_points, query_features, with_distance, multiply_features)
+    if multiply_features and len(given[-1][0]) != features.shape[-1]:
+        raise ValueError(
+            f"with multiply_features, the last of layers must have {features.shape[-1]} outputs, one for each "
+            f"channel of features; got {len(given[-1][0])}"
+        )
+    count = features.shape[:-1].numel()
+    rows, splits = packed_rows(neighbors, features, missing=count)
+    pairs, real = ListedPairs(rows, splits, count), torch.promote_types(features.dtype, torch.float32)
+    pair_weights = _pair_weights(pairs, weights, reference_weights, real)
+    last = None
+    if len(given) > 1 and reduce != "max" and not (multiply_features or kind.at_end):
+        last, kind = given.pop(), kind._replace(at_end=True)
+    empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
+    hidden = empty if multiply_features == "only" else linear(features.flatten(0, -2), columns[0])
+    factors = features.flatten(0, -2) if multiply_features else empty
+    of_queries = empty
+    if query_features is not None:
+        of_queries = linear(query_features.flatten(0, -2).to(features.dtype), columns[2])
+    points = (points.flatten(0, -2).contiguous() for points in (reference_points, query_points))
+    of_layers = [columns[1].to(real).contiguous(), given[0][1].to(real)]
+    of_layers += [tensor.to(real).contiguous() for layer in given[1:] for tensor in layer]
+    of_layers += [empty, none] * (MOST_LAYERS - len(given))
+    module = modules[choose(backend, features.device.type, "edge_mlp")]
+    reduced = module.edge_mlp(
+        hidden.contiguous(), next(points), factors.contiguous(), of_queries.contiguous(), next(points),
+        none if pair_weights is None else pair_weights.contiguous(), *of_layers, rows.contiguous(), splits,
+        *kind, with_distance, reduce == "max",
+    )  # fmt: skip
+    if reduce != "max":
+        total = pairs.summed(pairs.exists.to(real) if pair_weights is None else pair_weights[..., None])
+        if reduce == "mean":
+            reduced = torch.where(total != 0, reduced / torch.where(total != 0, total, 1.0), 0.0)
+            total = (total != 0).to(real)
+        if last is not None:
+            reduced = linear(reduced.to(features.dtype), last[0]) + (total * last[1]).to(features.dtype)
+    return reduced.view(*query_points.shape[:-1], reduced.shape[-1]).to(features.dtype)
+
+
+def _columns(
+    weight: Tensor,
+    features: Tensor,
+    query_points: Tensor,
+    query_features: Tensor | None,
+    with_distance: bool,
+    multiply_features: bool | str,
+) -> list[Tensor]:
+    """The first layer's columns for features, places and query features."""
+    sizes = {
+        "of the feature": 0 if multiply_features == "only" else features.shape[-1],
+        "of the relative position": query_points.shape[-1],
+        "of the distance": int(with_distance),
+        "of the query's feature": 0 if query_features is None else query_features.shape[-1],
+    }
+    if weight.shape[1] != sum(sizes.values()):
+        listed = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
+        raise ValueError(
+            f"the weight of layers[0] must have {sum(sizes.values())} columns ({listed}); got {weight.shape[1]}"
+        )
+    of_features, dims, distance, of_queries = sizes.values()
+    return list(weight.split([of_features, dims + distance, of_queries], dim=1))
+
+
+def _pair_weights(
+    pairs: ListedPairs, weights: Tensor | None, reference_weights: Tensor | None, real: torch.dtype
+) -> Tensor | None:
+    """One weight a pair, 0 where there is none; None if all are 1."""
+    made = None
+    if weights is not None:
+        made = torch.where(pairs.exists, weights.reshape(pairs.exists.shape).to(real), 0.0)
+    if reference_weights is not None:
+        own = pairs.gathered(reference_weights.reshape(-1, 1).to(real))
+        made = own if made is None else made * own
+    return None if made is None else made[..., 0]
