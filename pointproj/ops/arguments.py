@@ -280,7 +280,7 @@ def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) 
         )
     if (
         indices.numel()
-        and _is_readable(indices)
+        and is_readable(indices)
         and (most := int(indices.max())) >= reference_points.shape[-2]
     ):
         raise ValueError(

@@ -25,7 +25,7 @@ class Activation(NamedTuple):
 
 
 def checked_layers(
-    name: str, layers: Layers, activation: str, like: Tensor
+    name: str, layers: Layers, activation: str | Activation, like: Tensor
 ) -> tuple[list[Layer], Activation]:
     """Weights and biases in the dtype of ``like``, one layer after the other, and what is between them."""
     given, activation = _parts(name, layers, activation)
@@ -45,10 +45,12 @@ def checked_layers(
     return made, activation
 
 
-def _parts(name: str, layers: Layers, activation: str) -> tuple[list[Any], Activation]:
+def _parts(name: str, layers: Layers, activation: str | Activation) -> tuple[list[Any], Activation]:
     """Pairs of weight and bias, not checked yet."""
     if isinstance(layers, nn.Sequential):
         return _parts_of_modules(name, list(layers))
+    if isinstance(activation, Activation):
+        return list(layers), activation
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}: {ELSEWHERE}"
@@ -66,7 +68,7 @@ SLOPE = 0.01  # of torch.nn.LeakyReLU
 def _parts_of_modules(name: str, modules: list[nn.Module]) -> tuple[list[Any], Activation]:
     modules = [m for m in modules if not isinstance(m, nn.Identity) and not _is_idle(m)]
     linear = modules[::2]
-    found = {_activation_of(module) for module in modules[1::2]}
+    found = {activation_of(module) for module in modules[1::2]}
     if not all(isinstance(m, nn.Linear) for m in linear) or None in found or len(found) > 1:
         kinds = ", ".join(type(module).__name__ for module in modules)
         raise ValueError(
@@ -74,14 +76,19 @@ def _parts_of_modules(name: str, modules: list[nn.Module]) -> tuple[list[Any], A
             f"{ELSEWHERE}"
         )
     kind, slope = found.pop() if found else ("relu", SLOPE)
-    return [(m.weight, m.bias) for m in linear], Activation(kind, slope, len(modules) % 2 == 0)
+    return [with_bias(m.weight, m.bias) for m in linear], Activation(kind, slope, len(modules) % 2 == 0)
+
+
+def with_bias(weight: Tensor, bias: Tensor | None) -> Layer:
+    """A layer; zeros for a missing bias."""
+    return weight, weight.new_zeros(len(weight)) if bias is None else bias
 
 
 def _is_idle(module: nn.Module) -> bool:
     return isinstance(module, nn.Dropout) and (module.p == 0 or not module.training)
 
 
-def _activation_of(module: nn.Module) -> tuple[str, float] | None:
+def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """Name and slope of a module of torch.nn."""
     match module:
         case nn.GELU():
