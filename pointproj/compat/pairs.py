@@ -205,7 +205,9 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     if isinstance(radius, Tensor):
         squared = radius.square()
         return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
-    squared = torch.tensor(radius * radius, dtype=points.dtype, device="cpu")  # the product in float64, then rounded
+    squared = torch.tensor(
+        radius * radius, dtype=points.dtype, device="cpu"
+    )  # the product in float64, then rounded
     return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
 
 

@@ -55,7 +55,9 @@ def _check(name: str, points: Tensor, device: torch.device) -> None:
         got = points.dtype if isinstance(points, Tensor) else type(points).__name__
         raise TypeError(f"{name} must be a torch.float32 tensor; got {got}: call .float() on it")
     if points.device != device:
-        raise ValueError(f"{name} must be on {device}; got {points.device}: move it, or export for that device")
+        raise ValueError(
+            f"{name} must be on {device}; got {points.device}: move it, or export for that device"
+        )
     if points.ndim != 2 or points.shape[1] != 3:
         raise ValueError(f"{name} must have shape (n, 3), one cloud; got {tuple(points.shape)}")
 

@@ -270,7 +270,8 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
 def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(
-        "pointproj.inference.export._compile", lambda program, cxx, about, path: Path(path).write_text("broken")
+        "pointproj.inference.export._compile",
+        lambda program, cxx, about, path: Path(path).write_text("broken"),
     )
     with pytest.raises(ExportError, match=r"it does not run \(exit code 1.*projector.program.pt2 is written"):
         export(tmp_path / "best.pt", tmp_path, device="cpu")

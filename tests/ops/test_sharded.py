@@ -97,8 +97,8 @@ def few_points(rank, device):
     with pytest.raises(ValueError, match=r"halo is for a radius up to 0\.35; got 0\.4"):
         sharded.radius_aggregate(*here, 0.4, slabs=slabs)
     wider = [torch.cat([tensor, tensor[:1], tensor.new_zeros(1, tensor.shape[1])]) for tensor in here]
-    for others in ([wider[0], *here[1:]], [here[0], *wider[1:]], [tensor.double() for tensor in here]):
-        with pytest.raises(ValueError, match="the slabs were made for .*: make slabs for these"):
+    for others in ([wider[0], *here[1:]], [here[0], *wider[1:]], [tensor.float() for tensor in here]):
+        with pytest.raises(ValueError, match=r"the slabs were made for .*: make slabs for these"):
             sharded.radius_aggregate(*others, 0.3, slabs=slabs)
 
 

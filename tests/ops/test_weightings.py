@@ -121,7 +121,11 @@ def test_inverse_distances_below_an_eps_of_more_than_one(operator: str, backend:
     ("power", "eps", "distances"),
     [
         (2.0, 0.5, (0.5, 1.0, 0.25)),  # at exactly eps the gradient is that of the distance
-        (3.5, 1e-10, (0.0, 3e-11, 1e-9, 0.5)),  # gradients of logits overflow below eps, where none is passed on
+        (
+            3.5,
+            1e-10,
+            (0.0, 3e-11, 1e-9, 0.5),
+        ),  # gradients of logits overflow below eps, where none is passed on
         (4.0, 1e-9, (5e-10, 2e-9, 2e-9, 0.5)),
     ],
 )
