@@ -1,8 +1,8 @@
 """Export a trained network as files that need only torch.
 
 The program (ExportedProgram) has only plain torch operators, and runs on any device of torch. The package
-(AOTInductor) is compiled for this machine's device and needs no Python. It checks nothing: from Python, load it
-with the script ``load.py`` that is written beside it. Both take query points ``(Q, 3)`` and
+(AOTInductor) is compiled for this machine's device and needs no Python. It checks nothing: in
+Python, the script ``load.py`` beside it loads it and checks inputs. Both take query points ``(Q, 3)`` and
 reference points ``(N, 3)``, then normals and sensors ``(N, 3)`` if the network uses them, and return
 ``(Q, 1)``. Q and N must be at least 2, and N at least the number of neighbours.
 """

@@ -20,8 +20,8 @@ ALIGNMENT = 16  # bytes, that the compiler takes for granted
 def load(path: str | Path) -> Callable[..., Tensor]:
     """Load a package as a function of its named inputs, in their order, each (n, 3) float32.
 
-    They may be views of any memory layout. The result (Q, 1) float32 has no gradient. On a GPU all tensors are
-    on the device that was the current one when the package was loaded. The function raises TypeError or
+    They may be views of any memory layout. The result (Q, 1) float32 has no gradient. On a GPU all tensors
+    are on the device that was current when the package was loaded. The function raises TypeError or
     ValueError for inputs of another number, dtype, device or size.
     """
     package = torch._inductor.aoti_load_package(str(path))

@@ -266,13 +266,13 @@ def _check_slabs(
     made, got = (len(slabs.back), slabs.points), (len(query_points), len(reference_points))
     if query_points.ndim != 2 or got != made:
         raise ValueError(
-            f"the slabs were made for {made[0]} queries and {made[1]} reference points (n, 3) of this process; "
+            f"the slabs were made for {made[0]} queries and {made[1]} reference points (n, 3) here; "
             f"got {tuple(query_points.shape)} and {tuple(reference_points.shape)}: make slabs for these"
         )
     if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.back.device):
         raise ValueError(
-            f"the slabs were made for points in {slabs.dtype} on {slabs.back.device}; got {query_points.dtype} "
-            f"on {query_points.device}: make slabs for these"
+            f"the slabs were made for points in {slabs.dtype} on {slabs.back.device}; got "
+            f"{query_points.dtype} on {query_points.device}: make slabs for these"
         )
 
 

@@ -427,7 +427,8 @@ def test_returned_points_of_a_radius_search_have_their_own_gradient(most: int | 
     neighbors = physicsnemo.radius_search(x, y, 0.8, most, return_points=True)[1]
     gradients = torch.autograd.grad(neighbors.sum(), (x, y), allow_unused=True)
     counts = torch.bincount(chosen.flatten().long(), minlength=len(x)).to(x.dtype)
-    assert torch.equal(gradients[0], counts[:, None].expand(-1, 3)) and gradients[1] is None
+    assert torch.equal(gradients[0], counts[:, None].expand(-1, 3))
+    assert gradients[1] is None
 
 
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf, 0.0])
@@ -441,5 +442,7 @@ def test_padding_has_the_gradient_zero(search, dims: int, padding: float):
     gradients = torch.autograd.grad(found.dists.sum(), (x, y), create_graph=True)
     seconds = torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, y))
     for of_x, of_y in (gradients, seconds):
-        assert (of_x[0, 4:] == 0).all() and (of_y[1, 3:] == 0).all()
-        assert of_x.isfinite().all() and of_y.isfinite().all()
+        assert (of_x[0, 4:] == 0).all()
+        assert (of_y[1, 3:] == 0).all()
+        assert of_x.isfinite().all()
+        assert of_y.isfinite().all()

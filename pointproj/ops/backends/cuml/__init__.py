@@ -104,7 +104,7 @@ class _FittedCloud:
         if count:
             proposed = self._propose(_single(query_points), count)
             found[:, :count] = proposed
-            torch.cuda.current_stream().synchronize()  # before another stream takes the memory of cuML's result
+            torch.cuda.current_stream().synchronize()  # another stream may reuse cuML's memory afterwards
         return found
 
     def _fit(self) -> Any:
