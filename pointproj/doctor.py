@@ -187,8 +187,8 @@ def _try_backend(backend: str, device: str) -> Verdict:
     if device == "cuda" and missing_gpu():
         return Verdict(subject, f"{missing_gpu()}; write device=cpu or device=auto")
     chosen = "cpu" if device == "cpu" or missing_gpu() else "cuda"
-    generator = torch.Generator().manual_seed(0)
-    query, points = (torch.rand(count, 3, generator=generator) for count in (32, 256))
+    generator = torch.Generator("cpu").manual_seed(0)
+    query, points = (torch.rand(count, 3, generator=generator, device="cpu") for count in (32, 256))
     try:
         rows = knn(query.to(chosen), points.to(chosen), 7, backend=backend)[1].cpu()
     except (BackendUnavailable, ValueError) as error:

@@ -93,7 +93,7 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
 
 
 def narrowed(values: Float[Tensor, "*shape"], *points: Tensor) -> Float[Tensor, "*shape"]:
-    """Values computed from :func:`coordinates` of these points, in the dtype that the points have together."""
+    """Values computed from :func:`coordinates` of these points, in the dtype that these have together."""
     dtype = functools.reduce(torch.promote_types, (given.dtype for given in points))
     return values.to(dtype) if dtype.is_floating_point else values
 

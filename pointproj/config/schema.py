@@ -22,6 +22,7 @@ class BackendConfig:
 
     name: str = value(MISSING, "a backend, or `auto` for the fastest that can run here")
     algorithm: str | None = value(None, "how `backend=cuml` searches", choices=("auto", "brute", "rbc"))
+    exact: bool = value(True, "false: with `backend=cuml` cuML's own result, rounded in single precision")
 
 
 @dataclass

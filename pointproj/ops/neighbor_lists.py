@@ -181,7 +181,9 @@ def packed_rows(
     neighbors: Neighbors | NeighborList, points: Tensor, missing: int
 ) -> tuple[Tensor, Tensor | None]:
     """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
-    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+    splits = None
+    if isinstance(neighbors, NeighborList):
+        splits = as_dtype(neighbors.row_splits, torch.int64).contiguous()
     rows = neighbors.indices
     if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
         rows = rows_in_packed(rows, points, splits, missing)

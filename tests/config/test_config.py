@@ -133,6 +133,7 @@ def test_an_experiment_gives_way_to_the_command_line():
         ),
         (["allocator=rmm", "allocator.initial_gib=2", "allocator.maximum_gib=1"], ["expected at most that"]),
         (["backend=warp", "backend.algorithm=rbc"], ["backend.algorithm=rbc", "backend=cuml"]),
+        (["backend=warp", "backend.exact=false"], ["backend.exact=false is for backend=cuml"]),
         (["backend=cuml", "backend.algorithm=kd"], ["expected one of auto, brute, rbc"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "=" in value[-1] else None,
