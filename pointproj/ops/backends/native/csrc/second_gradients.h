@@ -79,7 +79,8 @@ struct SecondGradient {
       lanes.sync();
       if (!has_rows) return;
       rows.add(neighbors, size);
-      if (!of_queries || !has_feature_direction) return;
+      if constexpr (!of_queries) return;
+      if (!has_feature_direction) return;
       lanes.sync();
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum squared = squared_distance<Sum>(point.position, problem.other(neighbors[i].at));
@@ -150,11 +151,13 @@ struct SecondGradient {
       totals.sums[0][axis] += gradient * slope_rate;
       if (of_queries) totals.sums[kFactors / 2][axis] += counted * slope_rate;
     }
-    if (!of_queries || !sigma_rows) return;
-    for (int i = 0; i < kFactors; ++i) totals.sums[i][3] += factors[i] * unscaled;
-    const Sum rate_by_sigma = inverse_sigma * ((power - 1) * decay * distance_rate - power * by_sigma * sigma_rate);
-    totals.of_sigma += gradient * rate_by_sigma;
-    totals.of_sigma_by_product += counted * rate_by_sigma;
+    if constexpr (of_queries) {
+      if (!sigma_rows) return;
+      for (int i = 0; i < kFactors; ++i) totals.sums[i][3] += factors[i] * unscaled;
+      const Sum rate_by_sigma = inverse_sigma * ((power - 1) * decay * distance_rate - power * by_sigma * sigma_rate);
+      totals.of_sigma += gradient * rate_by_sigma;
+      totals.of_sigma_by_product += counted * rate_by_sigma;
+    }
   }
 
   template <class Lanes>
