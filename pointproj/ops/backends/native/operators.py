@@ -168,8 +168,7 @@ _attend = cpp_op(
         (call.queries.shape, call.queries.dtype),
         ((call.queries.shape[0], call.heads), call.queries.dtype),
     ),
-    differentiable=attention.DIFFERENTIABLE,
-    second_backward=attention.attend_second_backward,
+    attention.DIFFERENTIABLE,
 )
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)

@@ -81,7 +81,9 @@ struct InverseDistance : Uniform<Sum> {
     return pow(base / greater(distance, this->eps), this->power);
   }
   POINTPROJ_FN Sum decay(Sum distance) const { return distance >= this->eps ? this->power / distance : Sum(0); }
-  POINTPROJ_FN Sum decay_slope(Sum distance) const { return -decay(distance) / distance; }
+  POINTPROJ_FN Sum decay_slope(Sum distance) const {
+    return distance >= this->eps ? -this->power / distance / distance : Sum(0);
+  }
 };
 
 template <class Sum>
