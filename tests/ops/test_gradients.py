@@ -41,7 +41,9 @@ def test_gradgradcheck(operator: str, case: Case, where: Where):
     assert gradgradcheck(function, inputs, nondet_tol=1e-12, fast_mode=True)
 
 
-@pytest.mark.parametrize("along", [(0,), (2,), (1, 3), (0, 1, 2, 3)], ids=["query", "features", "others", "all"])
+@pytest.mark.parametrize(
+    "along", [(0,), (2,), (1, 3), (0, 1, 2, 3)], ids=["query", "features", "others", "all"]
+)
 @pytest.mark.parametrize("channels", [1, 40])
 @operators
 def test_second_derivatives_of_some_gradients(operator: str, channels: int, along: tuple, where: Where):
