@@ -242,6 +242,7 @@ def main(arguments: Sequence[str]) -> None:
     if watertight and given.samples is None:
         chosen = {name: sampling for name, sampling in chosen.items() if sampling.is_scan}
     sampled = ", ".join(f"{name} ({sampling.points:,} points)" for name, sampling in chosen.items())
+    log.info("%s", trained.origin)
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
     protocol = given.protocol or "pointproj"
     facts = {"checkpoint": given.checkpoint, "side": side, "device": device, "protocol": protocol}
