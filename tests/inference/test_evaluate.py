@@ -2,8 +2,8 @@
 
 import contextlib
 import csv
-import re
 import functools
+import re
 from pathlib import Path
 
 import numpy as np
