@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
 from pointproj.runtime import distributed, overrides
-from pointproj.runtime.errors import is_user_error
+from pointproj.runtime.errors import exit_on_config_error, is_user_error
 
 register_schema()
 
@@ -43,7 +43,8 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        bench()
+        with exit_on_config_error():
+            bench()
     except KeyboardInterrupt:
         print("interrupted; the rows measured so far are in the file", file=sys.stderr)
         sys.exit(130)

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from pointproj.config import ConfigError, register_schema
 from pointproj.runtime import distributed, overrides, sweep
-from pointproj.runtime.errors import print_any_text
+from pointproj.runtime.errors import exit_on_config_error, print_any_text
 from pointproj.runtime.run_folder import RunError, run_name
 from pointproj.runtime.signals import Stopped
 
@@ -45,7 +45,8 @@ def main() -> None:
     # OpenMP reads this when torch is imported; waiting threads then leave their cores to other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        hydra_main()
+        with exit_on_config_error():
+            hydra_main()
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped()
         print(stopped, file=sys.stderr)

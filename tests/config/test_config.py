@@ -264,15 +264,24 @@ def test_a_network_has_the_defaults_of_its_schema_and_its_saved_config_comes_bac
         ("optimizer.lr=fast", 2, "optimizer.lr=fast: expected a number above 0"),
         ("data=gaussian", 1, "write target=random"),
         ("training.epoch=3", 2, "did you mean training.epochs"),
+        ("seed=${seed}", 1, "seed has no value, as ${...} in it cannot be filled in: Recursive"),
+        ("data.root=${oc.env:NO_SUCH}", 1, "Environment variable 'NO_SUCH' not found"),
+        ("data.root=${nope:x}", 1, "Unsupported interpolation type nope"),
+        ("hydra.run.dir=${no.such}", 1, "at hydra.run.dir:\nInterpolation key 'no.such' not found"),
+        ("experiment=own --config-dir=.", 1, 'own.yaml", line 1, column 4'),
     ],
 )
 def test_the_program_refuses_shortly_and_leaves_no_run(argument, code, words, tmp_path):
-    ended = program(argument, cwd=tmp_path)
+    own = tmp_path / "experiment" / "own.yaml"
+    own.parent.mkdir()
+    own.write_text("a: [1\nb: }\n")
+    ended = program(*argument.split(), cwd=tmp_path)
+    own.unlink()
     assert ended.returncode == code
     assert words in ended.stderr
     assert "object_type" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert not [path for path in tmp_path.rglob("*") if code == 2 or path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or (code == 2 and path != own.parent)]
 
 
 def test_printing_the_config_imports_nothing_heavy(tmp_path):
