@@ -12,6 +12,7 @@ require_application()  # before its packages are imported
 import hydra
 from omegaconf import DictConfig
 
+from pointproj import command_line
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
 from pointproj.runtime import distributed, overrides
@@ -37,6 +38,7 @@ def bench(composed: DictConfig) -> None:
 
 def main() -> None:
     """Run, and exit with 130 after Ctrl-C: the rows measured until then are in the file."""
+    sys.argv[1:] = command_line.overrides(sys.argv[1:], vars(BenchConfig()))
     try:
         overrides.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
     except ConfigError as error:

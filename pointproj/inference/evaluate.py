@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pointproj import command_line
 from pointproj.data.clouds import SampledCloud, Sampling, sample_cloud
 from pointproj.data.dataset import TEST_SEED
 from pointproj.data.errors import DataError
@@ -219,7 +220,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     )
     help_out = "folder; by default evaluation/ beside the checkpoint, outputs/evaluation for the package's"
     parser.add_argument("--out", type=Path, help=help_out)
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     given.out = given.out or (Path("outputs") if given.checkpoint is PACKAGED else folder) / "evaluation"
     return given

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from trimesh import Trimesh
 
+from pointproj import command_line
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.errors import DataError
 from pointproj.geometry.files import SINGLE_PRECISION, WRITERS, read_mesh, write_mesh
@@ -25,6 +26,7 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
 
+CRUMBS = 1e-3  # of the volume
 STRAY = 3.0  # a stray is this many times as far from the middle as 99% of the points
 
 
@@ -75,14 +77,15 @@ def _written(mesh: Mesh, files: Sequence[Path]) -> Trimesh:
 
 
 def _pieces(mesh: Mesh, side: int) -> int:
-    """Return how many separate solids a reconstruction has; warn if there are several."""
+    """Return how many separate solids a reconstruction has; warn if there are others than crumbs."""
     volumes = piece_volumes(mesh)
     solids = volumes[volumes > 0]  # others are cavities
-    if len(solids) > 1:
+    beside = 1 - solids[0] / solids.sum()
+    if beside > CRUMBS:
         log.warning(
             "%s: %d separate pieces; all but the largest have %.2g%% of the volume. If they belong together, "
             "write a finer grid, --side %d, or give more points",
-            *(mesh.name, len(solids), 100 * (1 - solids[0] / solids.sum()), min(2 * side, MOST_SIDE)),
+            *(mesh.name, len(solids), 100 * beside, min(2 * side, MOST_SIDE)),
         )
     return len(solids)
 
@@ -147,7 +150,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sensors", type=Path, help=help_sensors)
     help_out = f"folder of the results; or the file of the one result: {', '.join(WRITERS)}"
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     given.checkpoint = PACKAGED if given.files[0].suffix.lower() in SUFFIXES else given.files.pop(0)
     if not given.files:
         parser.error(f"no FILE to reconstruct: expected {', '.join(SUFFIXES)}")
