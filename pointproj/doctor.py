@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pointproj import command_line
 from pointproj.machine import device_name, driver_version, installed_version, missing_gpu
 
 KEYS = ("backend", "device", "allocator")
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     requested = {}
-    for argument in arguments:
+    for argument in command_line.overrides(arguments, KEYS):
         key, _, value = argument.partition("=")
         if key not in KEYS or not value:
             print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in KEYS)}", file=sys.stderr)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
+from pointproj import command_line
 from pointproj.config import Config, nearest
 from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
@@ -325,7 +326,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     out = given.out or folder
     require_writable(out)

@@ -32,11 +32,15 @@ PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that predicts solids, in evaluation mode on its device, with the config of its training."""
+    """A model that predicts solids, in evaluation mode on its device, with the config of its training.
+
+    ``origin`` says in a line of which checkpoint it is, and how far the training came.
+    """
 
     config: Config
     model: nn.Module
     device: torch.device
+    origin: str = ""
 
     @property
     def default_side(self) -> int:
@@ -125,7 +129,7 @@ def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> Tra
     usable_device(device)  # initialises Warp before an operator does, without its line on a missing driver
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
-    return TrainedModel(config, model.to(chosen).eval(), chosen)
+    return TrainedModel(config, model.to(chosen).eval(), chosen, checkpoint.described(path, content))
 
 
 def saved_config(path: Path, content: dict[str, Any]) -> Config:
