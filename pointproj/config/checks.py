@@ -101,10 +101,10 @@ def _field_problems(config: Config) -> Iterator[str]:
     """Yield conflicts between data with fields and targets of meshes."""
     data, target = config.data, config.target.name
     if data.has_fields != (target == "field"):
-        yield (
-            f"data={data.name} and target={target}: target=field is for data=fields and data=flow, and they "
-            "are for it"
-        )
+        if data.has_fields:
+            yield f"data={data.name} has fields, got target={target}: write target=field"
+        else:
+            yield f"data={data.name} has no fields: write data=flow or data=fields, or another target"
     if data.name == "fields" and not data.fields:
         yield "data=fields: write data.fields=[NAME,...], the names of the fields in the files"
     if not data.has_fields:
@@ -113,7 +113,7 @@ def _field_problems(config: Config) -> Iterator[str]:
     if not config.projector.READS_FIELDS:
         yield f"target=field is for projector=knn, radius and attention; got projector={network}"
     if data.sampling != "area" or data.noise or data.mixture:
-        yield "samples with fields have points of their own: leave data.sampling, data.noise and data.mixture out"
+        yield "samples with fields have points of their own: leave data.sampling, noise and mixture out"
     if data.classes is not None:
         yield "samples with fields have no classes: leave data.classes out"
     if config.augmentation != AugmentationConfig(

@@ -170,9 +170,9 @@ class Training:
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = report.Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
-        # The status that is not read yet, with the learning rate if a progress line is due.
-        self.pending: tuple[Status, float | None] | None = None
+        self.pending: tuple[Status, float | None] | None = None  # not read; the rate if a line is due
         self.measure = None if data.statistics is None else FieldMeasures(data.statistics)
+        self.chooses = self.measure is None or data.validation is not None  # fields: not by test samples
         self.chosen_by = data.test if data.validation is None else data.validation  # decides on best.pt
         candidates = baselines(config, data, self.device, self.backend)
         evaluated = {words: self._evaluate(each, self.chosen_by) for words, each in candidates.items()}
@@ -189,6 +189,8 @@ class Training:
             self.run_folder.take_metrics(-1)  # drops those of a run killed before its first checkpoint
             if weights is not None:
                 log.info("weights   %s", take_weights(self.model, *weights))
+            if self.measure is not None and self.processes.is_first and self.config.training.pictures:
+                log.info("sample    %s", report.draw_sample(self.run_folder, self.data.train))
             self._validate()
         self._loop()
         return self._write_report()
@@ -278,7 +280,7 @@ class Training:
         position.errors.append([position.step, error])
         log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
         self._record("validation", **evaluation.means())
-        if position.step > 0 and error < position.best:
+        if position.step > 0 and error < position.best and self.chooses:
             position.best = error
             self._save(checkpoint.BEST)
 
@@ -375,7 +377,7 @@ class Training:
             "left_out": self.data.left_out,
         }
         self.run_folder.write_json("metrics.json", metrics)
-        log.info("report, pictures and checkpoints are in %s", self.run_folder.path)
+        report.log_end(config.target.name, self.run_folder.path)
         return metrics
 
     def _log_header(self) -> None:
@@ -393,7 +395,8 @@ class Training:
             f"batches of {batches}, {loader.steps_per_epoch} steps an epoch, {self.total_steps} in all"
         )
         if data.validation is None:
-            log.warning("no training meshes are held out: best.pt is chosen by the test meshes")
+            taken = "best.pt is chosen by the test meshes" if self.chooses else "last.pt is the result"
+            log.warning("no training meshes are held out: %s", taken)
         if loader.shapes_a_step > len(data.train):
             words = "training.batch_size=%d exceeds the number of training meshes: each step takes all %d"
             log.warning(words, size, len(data.train))
