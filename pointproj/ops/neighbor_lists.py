@@ -27,7 +27,7 @@ class Neighbors(NamedTuple):
     distances : (..., Q, K) float tensor
         In the points' dtype; inf where there is no neighbour, NaN if the query is not finite.
     counts : (..., Q) int64 tensor
-        All points within the radius: where that is more than K, some were left out.
+        Points within the radius; K + 1 where there are more than K, so that some were left out.
     displacements : (..., Q, K, 3) float tensor or None
         Query point minus reference point, 0 where there is no neighbour.
     radius : float, (..., Q) float tensor or None
@@ -94,7 +94,7 @@ def radius_neighbors(
     """The reference points within ``radius`` of every query point, as lists.
 
     A pair belongs to the list if ``|p_i - q_j| <= radius``. One of ``max_neighbors`` and ``capacity`` says
-    which form the lists have. Neither form is truncated in silence: both say how many pairs there are.
+    which form the lists have. Neither form is truncated in silence: ``counts`` and ``total`` tell.
 
     Parameters
     ----------
@@ -141,10 +141,11 @@ def radius_neighbors(
         radii = radii.repeat_interleave(periodic.images)
     row_splits = delta = None
     if max_neighbors is not None:
-        distances, rows, counts = module.radius_search(searched, tables, radii, int(max_neighbors))
+        k, knn_tables = int(max_neighbors), None if index is None else index.tables["knn"]
+        distances, rows, counts = module.radius_search(searched, tables, radii, k, knn_tables)
         if periodic is not None:
-            rows = periodic.merged(rows, points, int(max_neighbors))
-            counts = counts.view(-1, periodic.images).sum(1)
+            rows = periodic.merged(rows, points, k)
+            counts = counts.view(-1, periodic.images).sum(1).clamp(max=k + 1)
             distances = distances_of(points, rows, box=periodic)
     else:
         if capacity is None:

@@ -100,7 +100,7 @@ def test_points_that_are_not_finite(lists: Callable, where: Where):
     assert nearest.distances[3].isnan().all()
     assert nearest.counts[3] == 0
     listed = lists(problem._replace(query_points=query, reference_points=points), 0.9, capacity=None)
-    assert torch.equal(listed.row_splits.diff(), nearest.counts)
+    assert torch.equal(listed.row_splits.diff().clamp(max=51), nearest.counts)
 
 
 def test_no_points_in_an_odd_layout(lists: Callable, where: Where):
