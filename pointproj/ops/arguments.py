@@ -176,6 +176,21 @@ def check_list_form(max_neighbors: int | None, capacity: int | EllipsisType | No
         check_size("capacity", capacity, least=0)
 
 
+def checked_scales(
+    radii: object, most: object, capacity: int | EllipsisType | None, dtype: torch.dtype
+) -> tuple[float, ...]:
+    """The radii of several scales, each with its number of neighbours."""
+    given = (radii, most)
+    if any(not isinstance(value, tuple | list) or not value for value in given) or len(radii) != len(most):
+        raise ValueError(
+            "several scales need a tuple of radii and a tuple of max_neighbors, one for each radius; "
+            f"got radius={radii} and max_neighbors={most}"
+        )
+    for own in most:
+        check_list_form(own, capacity)
+    return tuple(checked_radius(radius, dtype) for radius in radii)
+
+
 def check_size(name: str, size: int, least: int) -> None:
     """A whole number."""
     _check_number(name, size, "an int", Integral)

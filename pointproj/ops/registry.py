@@ -92,14 +92,20 @@ class Backend(Protocol):
         """
 
     def nearest(
-        self, clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        k: int,
+        index_dtype: torch.dtype,
+        max_radius: float | None = None,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
         """Distances and packed rows of the k nearest; by default made from ``search``.
 
         The points are detached. Distances are in their dtype, sqrt(dx * dx + dy * dy + dz * dz) with every
         operation rounded to nearest, as the reference does; inf where a neighbour is missing, NaN in the
         rows of queries that are not finite. Rows are as from ``search``, in ``index_dtype`` (int32 or
-        int64). Both are new tensors, which the caller returns as they are.
+        int64). Both are new tensors, which the caller returns as they are. Neighbours beyond ``max_radius``
+        are missing, or stay for the caller to remove.
         """
         rows = self.search(clouds, tables, k)
         return distances_of(clouds, rows), rows.to(index_dtype)
@@ -131,10 +137,16 @@ class Backend(Protocol):
         """
 
     def radius_search(
-        self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], k: int
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        radius: float | Float[Tensor, " q"],
+        k: int,
+        knn_tables: Tables | None = None,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"], Int[Tensor, " q"]]:
         """Distances and rows of the k nearest within the radius, as ``nearest``, and how many are within it.
 
+        Of more than k, the number is k + 1. ``knn_tables`` are those of ``nearest``, if the index has them.
         Here and in ``radius_list`` the points are detached, a tensor holds the radius of each query, in
         their dtype, and whole numbers are int64.
         """

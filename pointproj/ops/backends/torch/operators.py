@@ -59,7 +59,7 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 def radius_search(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int, knn_tables: Tables | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _radius_search(*clouds, radii_of(radius, clouds.query_points), k)
 
@@ -92,7 +92,7 @@ def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, 
         squared.masked_fill_(~is_neighbor, torch.inf)
         rows = nearest_rows(squared, min(k, squared.shape[1]), reference.start)
         found[query, : rows.shape[1]] = rows
-        counts[query] = is_neighbor.sum(1)
+        counts[query] = is_neighbor.sum(1).clamp_(max=k + 1)
     return distances_of(clouds, found), found, counts
 
 
