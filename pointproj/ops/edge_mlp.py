@@ -129,7 +129,7 @@ def edge_mlp(
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
     module = modules[choose(backend, features.device.type, "edge_mlp")]
     reduced = module.edge_mlp(
-        hidden.contiguous(), next(points), factors.contiguous(), of_queries.contiguous(), next(points),
+        next(points), hidden.contiguous(), factors.contiguous(), next(points), of_queries.contiguous(),
         none if pair_weights is None else pair_weights.contiguous(), *of_layers, rows.contiguous(), splits,
         *kind, with_distance, reduce == "max",
     )  # fmt: skip

@@ -168,11 +168,11 @@ class Backend(Protocol):
 
     def edge_mlp(
         self,
-        hidden: Float[Tensor, "n channels_1"],
         reference_points: Float[Tensor, "n dims"],
+        hidden: Float[Tensor, "n channels_1"],
         factors: Float[Tensor, "n channels"],
-        of_queries: Float[Tensor, "q channels_1"],
         query_points: Float[Tensor, "q dims"],
+        of_queries: Float[Tensor, "q channels_1"],
         weights: Float[Tensor, "q k"] | Float[Tensor, " slots"],
         weight_1: Float[Tensor, "channels_1 places"],
         bias_1: Float[Tensor, " channels_1"],
