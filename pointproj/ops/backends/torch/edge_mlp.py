@@ -58,7 +58,7 @@ def relative_places(inputs: dict[str, Any], exists: Tensor, dtype: torch.dtype) 
 def linear_places(places: Tensor, weight: Tensor, bias: Tensor, more: Tensor) -> Tensor:
     """A linear layer of the few coordinates of each pair, plus ``more``, unless that has no elements."""
     rows = torch.cat([places, torch.ones_like(places[..., :1])], dim=-1).flatten(0, -2)
-    # Contiguous after the transposition: torch then makes the weight's gradient by the faster of two products.
+    # Contiguous after the transposition: torch then takes the faster product for the weight's gradient.
     weight = torch.cat([weight, bias[:, None]], dim=1).t().contiguous()
     if more.numel():
         values = torch.addmm(more.flatten(0, -2).to(weight.dtype), rows, weight)

@@ -15,9 +15,9 @@ from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 class PairFunction(NamedTuple):
     """A function of pairs, by what its tensors have a row for.
 
-    ``values(inputs, exists)`` gets the rows of some pairs, (m, K, C) or (m, C), of queries also (m, 1, C), and
-    what is the same for all pairs, by name; it returns a row for each pair, any where none exists. Tensors
-    without elements stand for what is not given.
+    ``values(inputs, exists)`` gets the rows of some pairs, (m, K, C) or (m, C), of queries also (m, 1, C),
+    and what is the same for all pairs, by name; it returns a row for each pair, any where none exists.
+    Tensors without elements stand for what is not given.
     """
 
     values: Callable[[dict[str, Any], Tensor], Tensor]
@@ -77,7 +77,7 @@ class PairFunction(NamedTuple):
 
 
 class _Call:
-    """One call of an operator, in a context without autocast: all is computed in the operator's own dtypes."""
+    """One call of an operator, in a context without autocast: its own dtypes decide."""
 
     def __init__(self, function: PairFunction, inputs: dict[str, Any]) -> None:
         self.function, self.inputs = function, inputs

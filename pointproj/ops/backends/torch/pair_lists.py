@@ -13,7 +13,7 @@ SPARE = 256  # rows of zeros behind the others, for missing neighbours: a GPU ad
 
 
 class PairLists:
-    """Neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``; rows of no reference point are missing."""
+    """Neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``; other rows are missing."""
 
     def __init__(self, rows: Tensor, row_splits: Tensor | None, references: int) -> None:
         missing = (rows < 0) | (rows >= references)
@@ -29,7 +29,7 @@ class PairLists:
 
     def chunks(self, width: int) -> Iterator[slice]:
         """Parts of the lists whose pairs have at most so many numbers each."""
-        if not (self.rows.numel() and self.queries):
+        if not (self.rows.numel() and self.queries and self.references):
             return
         size = max(1, VALUES_AT_ONCE[self.rows.device.type] // (self.rows[:1].numel() * width))
         for first in range(0, len(self.rows), size):
