@@ -24,10 +24,19 @@ SETTINGS = {
     },
     "grouping": {"widths": (6, 8, 4), "reduce": "max", "activation": "relu", "ends": True},
     "everything": {"widths": (33, 6, 5, 4), "with_distance": True, "of_queries": 3, "activation": "silu"},
+    "weighted-places": {"widths": (70, 4), "with_distance": True, "of_queries": 3, "weighted": True}
+    | {"reduce": "sum"},
     "largest-of-one-layer": {"widths": (4,), "reduce": "max", "of_queries": 2, "with_distance": True},
     "in-the-plane": {"widths": (4, 3), "dims": 2, "activation": "tanh", "reduce": "sum"},
 }
-MODULES = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+MODULES = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
 
 
 def case(
@@ -132,6 +141,18 @@ def test_values_gradients_and_second_derivatives_are_those_of_one_mlp_a_query(na
     got = edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
     expected = by_hand(inputs, neighbors, layers, options)
     compare(got, expected, named(inputs, layers), seconds=form in ("padded", "csr"))
+
+
+@pytest.mark.parametrize("activation", MODULES)
+def test_each_activation(activation, where: Where):
+    inputs, neighbors, layers, options = case("weighted-places", activation=activation, device=where.device)
+    got = edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
+    compare(got, by_hand(inputs, neighbors, layers, options), named(inputs, layers))
+    pairs = [(m.weight, m.bias) for m in layers if isinstance(m, nn.Linear)]
+    again = edge_mlp(
+        **inputs, neighbors=neighbors, layers=pairs, activation=activation, backend="torch", **options
+    )
+    assert_close("values of a sequence", again, got)
 
 
 def apply(inputs, neighbors, layers, options, where):

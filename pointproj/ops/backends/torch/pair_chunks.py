@@ -51,29 +51,28 @@ class PairFunction(NamedTuple):
 
     def operator(self, name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         """The torch operator, differentiable twice in all tensors but the lists."""
-
-        def forward(*args: Any) -> tuple[Tensor, Tensor]:
-            inputs = dict(zip(self.parameters, args, strict=True))
-            shape, dtype = self.outputs(*args)[0]
-            with _Call(self, inputs) as call:
-                return call.forward(inputs[self.dtype_like].new_zeros(shape, dtype=dtype))
-
-        def backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
-            with _Call(self, saved.inputs) as call:
-                return call.backward(grads[0], needs, saved.outputs[1])
-
-        def second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-            with _Call(self, saved.inputs) as call:
-                return call.second_backward(directions, grads[0], saved.outputs[1])
-
         return torch_op(
             name,
-            signed(forward, self.parameters, tuple[Tensor, Tensor]),
+            signed(lambda *args: self.forward(*args), self.parameters, tuple[Tensor, Tensor]),
             self.outputs,
             differentiable=self.differentiable,
-            backward=backward,
-            second_backward=second_backward,
+            backward=self.backward,
+            second_backward=self.second_backward,
         )
+
+    def forward(self, *args: Any) -> tuple[Tensor, Tensor]:
+        inputs = dict(zip(self.parameters, args, strict=True))
+        shape, dtype = self.outputs(*args)[0]
+        with _Call(self, inputs) as call:
+            return call.forward(inputs[self.dtype_like].new_zeros(shape, dtype=dtype))
+
+    def backward(self, grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
+        with _Call(self, saved.inputs) as call:
+            return call.backward(grads[0], needs, saved.outputs[1])
+
+    def second_backward(self, directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
+        with _Call(self, saved.inputs) as call:
+            return call.second_backward(directions, grads[0], saved.outputs[1])
 
 
 class _Call:
