@@ -194,9 +194,9 @@ class Backend(Protocol):
 
         It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i + weight_1 [r_ij, |r_ij|] +
         bias_1``, with ``r_ij`` reference minus query point, and its length ``with_distance``. The others
-        follow, each after the activation, which ``active_at_end`` follows the last too. Layers and weights have the
-        dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors without elements
-        stand for what is not given.
+        follow, each after the activation, which ``active_at_end`` follows the last too. Layers and weights have
+        the dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors without
+        elements stand for what is not given.
 
         The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
         Differentiable twice in all tensors but the rows. Of equally large values the first is chosen.
