@@ -5,9 +5,9 @@
     print(replace(model))  # what was replaced, and what was left, with the reason
 
 ``LocalPointTransformerBlock`` and ``LocalTokenCrossAttentionBlock`` (of AeroJEPA, among others) keep their
-parameters, the names in the ``state_dict``, their search or given lists, masks and conditioning; only their
-attention, which holds (queries, neighbours, channels) tensors five times, is exchanged. A replaced block is of a
-subclass of the library's class, which this module makes when it is asked for by name: so it can be pickled.
+parameters, the names in the ``state_dict``, their search or given lists, masks and conditioning. Only their
+attention is exchanged, which holds five tensors of queries, neighbours and channels. A replaced block is of a
+subclass of the library's class, which this module has by name, so it can be pickled.
 Written against nvidia-physicsnemo 2.2; results differ by rounding.
 """
 

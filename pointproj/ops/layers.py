@@ -1,11 +1,11 @@
-"""The layers of networks that run on every pair: what they may be, and their arguments as operators take them."""
+"""What networks of pairs are given: their layers, the lists, and what goes with each of them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
+from pointproj.ops import arguments
 from pointproj.ops.specification.activations import ACTIVATIONS
 
 MOST_LAYERS = 4
@@ -17,7 +17,7 @@ Layers = Sequence[Layer] | nn.Sequential
 
 
 class Activation(NamedTuple):
-    """A name of :data:`ACTIVATIONS`, the slope of ``"leaky_relu"``, and whether the last layer has one too."""
+    """A name of :data:`ACTIVATIONS`, the slope of ``"leaky_relu"``, and whether one is at the end."""
 
     name: str
     slope: float
@@ -38,8 +38,8 @@ def checked_layers(
         inputs = layer[0].shape[1]
         if made and inputs != len(made[-1][0]):
             raise ValueError(
-                f"the weight of {which} must have {len(made[-1][0])} columns, one for each output of the layer "
-                f"before; got {inputs}"
+                f"the weight of {which} must have {len(made[-1][0])} columns, one for each output of the "
+                f"layer before; got {inputs}"
             )
         made.append(tuple(tensor.to(like.dtype) for tensor in layer))
     return made, activation
@@ -57,7 +57,8 @@ def _parts(name: str, layers: Layers, activation: str | Activation) -> tuple[lis
         )
     if not isinstance(layers, Sequence):
         raise TypeError(
-            f"{name} must be a sequence of (weight, bias) or a torch.nn.Sequential; got {type(layers).__name__}"
+            f"{name} must be a sequence of (weight, bias) or a torch.nn.Sequential; got "
+            f"{type(layers).__name__}"
         )
     return list(layers), Activation(activation, SLOPE, False)
 
@@ -72,8 +73,8 @@ def _parts_of_modules(name: str, modules: list[nn.Module]) -> tuple[list[Any], A
     if not all(isinstance(m, nn.Linear) for m in linear) or None in found or len(found) > 1:
         kinds = ", ".join(type(module).__name__ for module in modules)
         raise ValueError(
-            f"{name} must be torch.nn.Linear and one activation of {', '.join(ACTIVATIONS)} by turns; got {kinds}: "
-            f"{ELSEWHERE}"
+            f"{name} must be torch.nn.Linear and one activation of {', '.join(ACTIVATIONS)} by turns; "
+            f"got {kinds}: {ELSEWHERE}"
         )
     kind, slope = found.pop() if found else ("relu", SLOPE)
     return [with_bias(m.weight, m.bias) for m in linear], Activation(kind, slope, len(modules) % 2 == 0)
@@ -124,3 +125,42 @@ def _check_layer(name: str, layer: Any, like: Tensor) -> None:
             f"{name} must have a weight (out, in) and a bias (out,) of 1 to {MOST_CHANNELS} outputs; got "
             f"{tuple(weight.shape)} and {tuple(bias.shape)}: {ELSEWHERE}"
         )
+
+
+def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
+    """Lists of these points. Values on a GPU are not read."""
+    indices, queries = neighbors.indices, query_points.shape[:-1]
+    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != queries.numel():
+        raise ValueError(
+            f"neighbors must have a list for each of {queries.numel()} query points; got {count} lists, of "
+            f"indices {tuple(indices.shape)}: search these points"
+        )
+    if (
+        indices.numel()
+        and arguments.is_readable(indices)
+        and (most := int(indices.max())) >= reference_points.shape[-2]
+    ):
+        raise ValueError(
+            f"neighbors.indices must be from 0 to {reference_points.shape[-2] - 1}, or -1 for none; got "
+            f"{most}: search these points"
+        )
+
+
+def check_query_features(query_features: Tensor | None, query_points: Tensor) -> None:
+    """A row for each query point."""
+    if query_features is None:
+        return
+    arguments.check_dtype("query_features", query_features, arguments.FEATURES, "a floating-point tensor")
+    if query_features.shape[:-1] != query_points.shape[:-1] or query_features.shape[-1] < 1:
+        raise ValueError(
+            f"query_features must have shape {(*query_points.shape[:-1], 'channels')}, one row for each "
+            f"query point; got {tuple(query_features.shape)}"
+        )
+    arguments.check_device("query_features", query_features, query_points)
+
+
+def check_one_a_pair(name: str, values: Tensor, indices: Tensor) -> None:
+    """A floating-point number for each pair."""
+    arguments.check_dtype(name, values, arguments.FEATURES, "a floating-point tensor")
+    arguments.check_rows(name, values, indices.shape, "one number for each pair", indices)
