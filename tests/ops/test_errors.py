@@ -154,7 +154,16 @@ OTHERS = {
         QUERY, POINTS, POINTS, pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))), backend=name
     ),
     "farthest_points": lambda name: pointproj.farthest_points(POINTS, 2, backend=name),
-}
+    "edge_mlp": lambda name: pointproj.edge_mlp(
+        FEATURES, QUERY, POINTS, pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))),
+        [(torch.ones(2, FEATURES.shape[1] + 3), torch.ones(2))], backend=name,
+    ),
+    "vector_attend": lambda name: pointproj.vector_attend(
+        QUERY, POINTS, POINTS, QUERY, POINTS,
+        pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))), groups=1, backend=name,
+        position_layers=[(torch.ones(3, 3), torch.ones(3))], score_layers=[(torch.ones(1, 3), torch.ones(1))],
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("operator", OTHERS)
