@@ -309,13 +309,18 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             if crowded and wp.max(edge) > 2.0 * float(width):
                 shape = shape_of(wp.cw_div(extent, crowding), last - base, width)
                 for axis in range(3):
-                    intervals = wp.min(shape[axis], KNOTS)
-                    between[axis] = shape[axis] / intervals
-                    shape[axis] = between[axis] * intervals
-                    for number in range(group.lane(), intervals + 1, count):
-                        x = knot_of(quantiles, 3 * cloud + axis, number, intervals)
-                        x = wp.clamp(x, inner_low[axis], inner_high[axis])
-                        cells.frames[cloud, FRAME + axis * (KNOTS + 1) + number] = x
+                    between[axis] = shape[axis] / wp.min(shape[axis], KNOTS)
+                    shape[axis] = between[axis] * wp.min(shape[axis], KNOTS)
+        for axis in range(3):
+            intervals = int(0)
+            if between[axis] > 0:
+                intervals = shape[axis] / between[axis]
+            for number in range(group.lane(), KNOTS + 1, count):
+                x = real(0.0)  # of a knot that the grid lacks
+                if intervals > 0 and number <= intervals:
+                    x = knot_of(quantiles, 3 * cloud + axis, number, intervals)
+                    x = wp.clamp(x, inner_low[axis], inner_high[axis])
+                cells.frames[cloud, FRAME + axis * (KNOTS + 1) + number] = x
         for axis in range(3):
             cells.shapes[cloud, axis + 5] = between[axis]
             cells.frames[cloud, axis] = inner_low[axis]

@@ -5,7 +5,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
 
-constexpr int kPostponedThreads = 1 << 18, kPostponedWarps = 1 << 14;
+constexpr int kPostponedThreads = 1 << 18, kPostponedWarps = 1 << 12;
 
 struct BallArguments {
   Clouds points;
