@@ -112,7 +112,7 @@ def _field_problems(config: Config) -> Iterator[str]:
     if not config.projector.READS_FIELDS:
         yield f"target=field is for projector=knn, radius and attention; got projector={network}"
     if data.sampling != "area" or data.noise or data.mixture:
-        yield "samples with fields have points of their own: leave data.sampling, data.noise and data.mixture out"
+        yield "samples with fields have points of their own: leave data.sampling, noise and mixture out"
     if data.classes is not None:
         yield "samples with fields have no classes: leave data.classes out"
     if config.augmentation != AugmentationConfig(

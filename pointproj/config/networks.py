@@ -24,8 +24,8 @@ class _AggregatingConfig(ProjectorConfig):
 
     sigma: float | int | str = value(
         0.02,
-        "softmax temperature, in units of the query cube; `learned`: one for each scale, from 0.1 or a third of "
-        "the radius on",
+        "softmax temperature, in units of the query cube; `learned`: one for each scale, at first 0.1 or a "
+        "third of the radius",
         above=0,
         words=("learned",),
     )
@@ -113,9 +113,7 @@ class RadiusConfig(_AggregatingConfig):
     radius: float = value(
         1.0, "radius, in units of the query cube; a query without neighbours gets no features", above=0
     )
-    scales: list[float] | None = value(
-        None, "several radii instead of one, such as `[0.1,1]`; one index for all"
-    )
+    scales: list[float] | None = value(None, "several radii instead of one, such as `[0.1,1]`; one index")  # noqa: RUF009 - a field
 
     def problems(self, config: Config) -> Iterator[str]:
         """Yield scales that are no radii."""

@@ -141,7 +141,8 @@ class DataConfig:
     grid: int = value(30, "points along each side of the query grid on [-1, 1]^3", least=2, most=1024)
     queries: int | None = value(
         None,
-        "random query points of each training shape or sample; 0: the grid instead; null: 1024, for `target=random` 0",
+        "random query points of each training shape or sample; 0: the grid instead, or all points of a "
+        "sample; null: 1024, for `target=random` 0",
         least=0,
     )
     pool: int = value(16384, "cached random points of each shape, from which queries are drawn", least=1)

@@ -35,8 +35,8 @@ def value(
 
     ``default`` is ``MISSING`` if the user must choose. ``meaning`` is shown in the reference of all values
     (``docs/config_reference.py``). ``choices`` lists the allowed words; it is empty if any word is allowed.
-    ``least`` and ``most`` are allowed values themselves, ``above`` and ``below`` are not. ``words`` are allowed
-    instead of a number.
+    ``least`` and ``most`` are allowed values themselves, ``above`` and ``below`` are not. ``words`` are
+    allowed instead of a number.
     """
     bounds = {"least": least, "most": most, "above": above, "below": below}
     return dataclasses.field(

@@ -61,7 +61,8 @@ def evaluate(
     ``predict`` takes a batch, and returns distances, logits of being inside, or numbers (B, Q). Batches have
     ``target`` (B, Q), ``name`` and ``class_name`` (lists of length B). Each process measures its own part of
     the batches; all get the whole evaluation. ``measure`` takes prediction and batch to the errors of each
-    mesh, the target's metric first; by default it is :func:`field_errors`. Raises ValueError if there is no batch.
+    mesh, the target's metric first; by default it is :func:`field_errors`. Raises ValueError if there is
+    no batch.
     """
     if measure is None:
         measure = lambda prediction, batch: field_errors(target_name, prediction, batch["target"])  # noqa: E731

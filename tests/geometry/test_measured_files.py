@@ -67,7 +67,7 @@ def _save(path, arrays):
 def test_arrays_at_points_and_at_faces(tmp_path, suffix):
     path = tmp_path / f"sample{suffix}"
     arrays = {"vertices": TETRAHEDRON, "faces": SIDES, "angle": np.array(5.0)}
-    at_points, at_faces = np.arange(4.0), np.arange(5.0)[1:]
+    at_points = np.arange(4.0)
     _save(path, {**arrays, "pressure": at_points[:, None].repeat(3, 1)})
     sample = read_sample(path, ["pressure"])
     assert (sample.values["pressure"].shape, sample.parameters) == ((4, 3), {"angle": 5.0})

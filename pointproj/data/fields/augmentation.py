@@ -55,7 +55,7 @@ def _turns(
 
 
 def _with_turned(values: Tensor, vectors: list[int], turned: Float[Tensor, "b 3 3"]) -> Tensor:
-    """Return values (B, ..., C) whose channels v to v + 2 are turned as vectors, for each v of ``vectors``."""
+    """Return values (B, ..., C) with channels v to v + 2 turned, for each v of ``vectors``."""
     values = values.clone()
     for first in vectors:
         part = values[..., first : first + 3]

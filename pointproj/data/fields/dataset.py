@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +82,20 @@ class FieldDataset(Dataset[dict[str, Any]]):
         epoch, index = index[:2] if isinstance(index, tuple) else (0, index)
         sample, statistics = self.samples[index], self.statistics
         generator = np.random.default_rng([self.seed, epoch if self.resample else 0, sample.identity])
-        origin = sample.facts["origin"]
-        cloud = _slice(len(sample.array("cloud")), self.points, generator)
-        rows = _slice(sample.facts["points"], self.queries or MOST_EVALUATED, generator)
-        target = statistics.normalized(torch.from_numpy(_rows(sample, "values", rows)))
+        place = partial(statistics.placed, origin=sample.facts["origin"])
+        cloud = _drawn(sample.cloud, self.points, generator)
+        field = _drawn(sample.field, self.queries or MOST_EVALUATED, generator)
+        values = torch.from_numpy(field[:, -sum(statistics.channels) :])
         drawn = {
-            "reference_points": torch.from_numpy(statistics.placed(_rows(sample, "cloud", cloud), origin)),
-            "normals": torch.from_numpy(_rows(sample, "cloud_normals", cloud)),
-            "query_points": torch.from_numpy(statistics.placed(_rows(sample, "points", rows), origin)),
-            "target": target.squeeze(-1),
+            "reference_points": torch.from_numpy(place(cloud[:, :3])),
+            "normals": torch.from_numpy(cloud[:, 3:]),
+            "query_points": torch.from_numpy(place(field[:, :3])),
+            "target": statistics.normalized(values).squeeze(-1),
             "parameters": statistics.parameter_row(sample.facts["parameters"]),
         }
         if statistics.on_surface:
-            drawn["query_normals"] = torch.from_numpy(_rows(sample, "normals", rows))
-            drawn["areas"] = torch.from_numpy(_rows(sample, "areas", rows))
+            drawn["query_normals"] = torch.from_numpy(field[:, 3:6])
+            drawn["areas"] = torch.from_numpy(field[:, 6])
         return {**drawn, "name": sample.name, "class_name": "all", "identity": sample.identity}
 
     def whole(self, index: int, points: int | None = None) -> dict[str, Any]:
@@ -103,16 +104,11 @@ class FieldDataset(Dataset[dict[str, Any]]):
         return replace(self, points=points or self.points, **same)[index]
 
 
-def _slice(count: int, wanted: int, generator: np.random.Generator) -> Sequence[slice]:
-    """Return neighbouring rows of an array in random order, from a random row on; the end meets the start."""
-    wanted = min(wanted, count)
-    first = int(generator.integers(count))
-    return slice(first, min(first + wanted, count)), slice(0, max(0, first + wanted - count))
-
-
-def _rows(sample: PreparedSample, name: str, slices: Sequence[slice]) -> np.ndarray:
-    array = sample.array(name)
-    return np.concatenate([array[some] for some in slices])
+def _drawn(rows: np.ndarray, wanted: int, generator: np.random.Generator) -> np.ndarray:
+    """Return neighbouring rows, which are in random order, from a random one on; the end meets the start."""
+    wanted = min(wanted, len(rows))
+    first = int(generator.integers(len(rows)))
+    return np.concatenate([rows[first : first + wanted], rows[: max(0, first + wanted - len(rows))]])
 
 
 def prepare_fields(config: Config, processes: Processes = SINGLE_PROCESS) -> PreparedData:
@@ -178,8 +174,8 @@ def _require_usable(split: dict[str, list[PreparedSample]], left_out: Sequence[t
 
 def _require_alike(samples: Sequence[PreparedSample], points: int) -> None:
     """Raise DataError unless all samples have enough points, and the same channels and parameters."""
-    fewest = min(samples, key=lambda sample: len(sample.array("cloud")))
-    count = len(fewest.array("cloud"))
+    fewest = min(samples, key=lambda sample: len(sample.cloud))
+    count = len(fewest.cloud)
     if count < points:
         raise DataError(
             f"{fewest.name} has {count} points, and data.points={points} are wanted of each sample: write "
@@ -196,6 +192,6 @@ def _require_alike(samples: Sequence[PreparedSample], points: int) -> None:
         missing = first.facts["parameters"].keys() ^ sample.facts["parameters"].keys()
         if missing:
             raise DataError(
-                f"{sample.name} and {first.name} do not have the same parameters: {', '.join(sorted(missing))}"
-                "; write parameters.csv with all numbers of each sample"
+                f"{sample.name} and {first.name} differ in their parameters: {', '.join(sorted(missing))}; "
+                "write parameters.csv with all numbers of each sample"
             )

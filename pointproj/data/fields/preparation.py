@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +34,34 @@ log = logging.getLogger(__name__)
 MOST_CLOUD = 2**18
 """Points of a geometry that are stored; clouds are drawn from these."""
 
+KEPT_BYTES = 2**19
+"""Arrays up to this size are kept in memory, 512 of them at most."""
+
 ODD_UNIT = 500.0
 """A sample whose size or field differs by this factor from the others has another unit."""
 
 
 @dataclass(frozen=True)
 class PreparedSample:
-    """The cache entry of a sample: a folder of arrays that are mapped into memory, and facts about them.
+    """The cache entry of a sample: a folder with two float32 arrays, and facts about them.
 
-    Arrays: ``points`` (P, 3) less ``origin``, ``values`` (P, C), and on surfaces ``normals`` (P, 3) and
-    ``areas`` (P,); ``cloud`` (M, 3) less ``origin`` and ``cloud_normals`` (M, 3). All are float32.
+    The columns of ``field`` (P, 3 + C or 7 + C) are points less ``origin``, on surfaces also normals and area,
+    and values. Those of ``cloud`` (M, 6) are points less ``origin``, and normals.
     """
 
     name: str
     folder: Path
     facts: Mapping[str, Any]
 
-    def array(self, name: str) -> np.ndarray | None:
-        """Return an array of the entry without reading it, or None if the sample does not have it."""
-        path = self.folder / f"{name}.npy"
-        return np.load(path, mmap_mode="r") if path.exists() else None
+    @property
+    def field(self) -> np.ndarray:
+        """The rows of the field, in random order; large ones are mapped into memory."""
+        return _opened(self.folder / "field.npy")
+
+    @property
+    def cloud(self) -> np.ndarray:
+        """The rows of the geometry, in random order; large ones are mapped into memory."""
+        return _opened(self.folder / "cloud.npy")
 
     @property
     def identity(self) -> int:
@@ -107,23 +115,20 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
     order = generator.permutation(len(sample.points))
     origin = sample.points.mean(0)
     values = np.concatenate([*sample.values.values()], axis=1)
-    arrays = {"points": (sample.points - origin)[order], "values": values[order]}
-    if sample.areas is not None:
-        arrays["areas"] = sample.areas[order]
-    if sample.normals is not None:
-        arrays["normals"] = sample.normals[order]
+    on_surface = sample.areas is not None and sample.normals is not None
+    columns = [sample.points - origin, values]
+    if on_surface:
+        columns[1:1] = [sample.normals, sample.areas[:, None]]
+    field = np.concatenate([column[order] for column in columns], axis=1)
     if sample.geometry is not None:
         sampler = SurfaceSampler(sample.geometry.vertices - origin, sample.geometry.faces)
-        arrays["cloud"], arrays["cloud_normals"] = sampler.draw(MOST_CLOUD, generator)
+        cloud = np.concatenate(sampler.draw(MOST_CLOUD, generator), axis=1)
     else:
-        some = order[:MOST_CLOUD]
-        arrays["cloud"] = (sample.points - origin)[some]
-        arrays["cloud_normals"] = (
-            np.zeros_like(arrays["cloud"]) if sample.normals is None else sample.normals[some]
-        )
+        normals = np.zeros_like(sample.points) if sample.normals is None else sample.normals
+        cloud = np.concatenate([sample.points - origin, normals], axis=1)[order[:MOST_CLOUD]]
     weights = sample.areas if sample.areas is not None else np.ones(len(values))
     weights = weights / weights.sum()
-    extent = arrays["cloud"] + origin
+    extent = cloud[:, :3] + origin
     facts = {
         "origin": origin.tolist(),
         "channels": [each.shape[1] for each in sample.values.values()],
@@ -133,10 +138,17 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
         "high": extent.max(0).tolist(),
         "place": sample.place,
         "points": len(values),
-        "on_surface": sample.areas is not None and sample.normals is not None,
+        "on_surface": on_surface,
         "parameters": dict(sample.parameters),
     }
-    return {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in arrays.items()}, facts
+    arrays = {"field": field, "cloud": cloud}
+    return {name: array.astype(np.float32, order="C") for name, array in arrays.items()}, facts
+
+
+@lru_cache(maxsize=512)
+def _opened(path: Path) -> np.ndarray:
+    """Return an array of the cache, read if it is small. Few enough are open for the limit on open files."""
+    return np.load(path, mmap_mode="r" if path.stat().st_size > KEPT_BYTES else None)
 
 
 def _store(folder: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:

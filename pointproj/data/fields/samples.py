@@ -46,7 +46,7 @@ def sample_files(data: DataConfig) -> list[MeshFile]:
     counts = Counter(file.split for file in files)
     if not counts["train"] or not counts["test"]:
         raise DataError(
-            f"{root} has {len(files)} samples, {counts['train']} for training and {counts['test']} for tests: "
+            f"{root} has {len(files)} samples, {counts['train']} to train and {counts['test']} to test: "
             "expected at least one of each; write data.test=0.1, or make the folders train and test"
         )
     shares = ", ".join(f"{counts[split]} {split}" for split in SPLITS)

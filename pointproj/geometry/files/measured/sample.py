@@ -80,9 +80,7 @@ def of_mesh(
     return FieldSample(points, {}, normals, areas[known], rows=np.flatnonzero(known), place=place)
 
 
-def added(
-    values: Float[np.ndarray, "n *c"], rows: Int[np.ndarray, " n"], count: int
-) -> Float[np.ndarray, "count *c"]:
+def added(values: np.ndarray, rows: Int[np.ndarray, " n"], count: int) -> np.ndarray:
     """Return the sums of the values of each row number."""
     if values.ndim == 1:
         return np.bincount(rows, values, count)
