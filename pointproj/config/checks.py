@@ -100,10 +100,10 @@ def _field_problems(config: Config) -> Iterator[str]:
     """Yield conflicts between data with fields and targets of meshes."""
     data, target = config.data, config.target.name
     if data.has_fields != (target == "field"):
-        yield (
-            f"data={data.name} and target={target}: target=field is for data=fields and data=flow, and they "
-            "are for it"
-        )
+        if data.has_fields:
+            yield f"data={data.name} has fields, got target={target}: write target=field"
+        else:
+            yield f"data={data.name} has no fields: write data=flow or data=fields, or another target"
     if data.name == "fields" and not data.fields:
         yield "data=fields: write data.fields=[NAME,...], the names of the fields in the files"
     if not data.has_fields:

@@ -30,7 +30,7 @@ def test_rows_say_what_the_schema_and_the_files_of_the_groups_say():
         "| `projector.k` | a whole number of at least 1 | `7` | neighbours of each query point |",
         "| `optimizer.schedule` | one of constant, cosine | `constant` |",
         "| `data.limit` | a whole number of at least 1, or null | `null` |",
-        "| `target.name` | one of udf, sdf, occupancy, random | chosen by group |",
+        "| `target.name` | one of udf, sdf, occupancy, random, field | chosen by group |",
         "## `projector=radius`\n\nAll reference points within a radius",
         *("- `data=mixed`: Real meshes", "`repeats=8`"),
     ):
