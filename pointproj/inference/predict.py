@@ -1,4 +1,4 @@
-"""Reconstruct solids from mesh and point files."""
+"""Reconstruct solids from mesh and point files, or predict values at their points or on a grid."""
 
 import argparse
 import logging
@@ -13,11 +13,21 @@ from trimesh import Trimesh
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.errors import DataError
 from pointproj.geometry.files import SINGLE_PRECISION, WRITERS, read_mesh, write_mesh
+from pointproj.geometry.files.measured import VTK_SUFFIXES
+from pointproj.geometry.files.measured.writing import SUFFIXES as VALUE_SUFFIXES
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
 from pointproj.geometry.sampling import PointSource
-from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained
+from pointproj.inference.predict_values import predict_values
+from pointproj.inference.trained_model import (
+    PACKAGED,
+    SOLID_TARGETS,
+    TrainedModel,
+    add_arguments,
+    load_trained,
+    target_of,
+)
 from pointproj.runtime.errors import is_user_error
 from pointproj.runtime.progress_bar import progress
 from pointproj.runtime.run_folder import require_writable
@@ -130,10 +140,16 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "position for each point, or one for all"
     )
     parser.add_argument("--sensors", type=Path, help=help_sensors)
-    help_out = f"folder of the results; or the file of the one result: {', '.join(WRITERS)}"
+    help_points = "predict values: at the file's own points, as for target=field, or on a grid, as for udf"
+    parser.add_argument("--points", choices=("own", "grid"), help=help_points)
+    help_parameters = "of the sample, as in parameters.csv, for target=field"
+    parser.add_argument("--parameters", nargs="+", default=[], metavar="NAME=NUMBER", help=help_parameters)
+    kinds = ", ".join([*WRITERS, *VALUE_SUFFIXES, ".vti"])
+    help_out = f"folder of the results; or the file of the one result: {kinds}"
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
     given = parser.parse_args(arguments)
-    given.checkpoint = PACKAGED if given.files[0].suffix.lower() in SUFFIXES else given.files.pop(0)
+    is_file = given.files[0].suffix.lower() in (*SUFFIXES, *VTK_SUFFIXES)
+    given.checkpoint = PACKAGED if is_file else given.files.pop(0)
     if not given.files:
         parser.error(f"no FILE to reconstruct: expected {', '.join(SUFFIXES)}")
     return given
@@ -142,6 +158,10 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     """Reconstruct the files of the arguments; if one of several cannot be used, the others still are."""
     given = _parsed(arguments)
+    target = target_of(given.checkpoint)
+    if given.points is not None or target not in SOLID_TARGETS:
+        predict_values(given, target)
+        return
     outputs = _outputs(given)
     trained = load_trained(given.checkpoint, given.device)
     if given.checkpoint is PACKAGED:

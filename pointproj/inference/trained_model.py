@@ -1,7 +1,7 @@
 """A trained model from a checkpoint, as a field that can be evaluated for any cloud."""
 
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pointproj.config import TARGETS, Config, from_saved
 from pointproj.data.errors import DataError
+from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.geometry.grids import Field
 from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
 from pointproj.geometry.warp_meshes import usable_device
@@ -37,6 +38,7 @@ class TrainedModel:
     config: Config
     model: nn.Module
     device: torch.device
+    statistics: FieldStatistics | None = None  # of the training samples, for target=field
 
     @property
     def default_side(self) -> int:
@@ -86,7 +88,7 @@ class TrainedModel:
         given = (None if values is None else self._tensor(values) for values in (normals, sensors))
         features = features_of(settings, reference_points, *given)
         encoding = self.model.encode(reference_points, features)
-        sign = TARGETS[self.config.target.name].inside_sign
+        sign = TARGETS[self.config.target.name].inside_sign or 1  # 1 for unsigned distances
 
         @torch.inference_mode()
         def values(query_points: Float[np.ndarray, "Q 3"]) -> Float[np.ndarray, " Q"]:
@@ -101,31 +103,40 @@ class TrainedModel:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(self.device)
 
 
-def load_trained(path: Path, device: str = "auto", backend: str = "auto") -> TrainedModel:
+def load_trained(
+    path: Path, device: str = "auto", backend: str = "auto", targets: Sequence[str] = SOLID_TARGETS
+) -> TrainedModel:
     """Make the model of a checkpoint, or of the best checkpoint in the folder of a run.
 
-    ``backend`` is the backend of the operators.
+    ``backend`` is the backend of the operators. ``targets`` are those that the caller can use; by default
+    those that tell inside from outside.
 
     Raises
     ------
     CheckpointError
-        If there is no checkpoint, if it is damaged, or if its model does not predict a solid.
+        If there is no checkpoint, if it is damaged, or if its model has another target.
     DeviceError, BackendUnavailable
         If the device or the backend cannot be used here.
     """
     path, content = checkpoint.load_best(path)
     config = saved_config(path, content)
     target = config.target.name
-    if target not in SOLID_TARGETS:
+    if target not in targets:
+        tells = ", which tells nothing about inside and outside" if targets is SOLID_TARGETS else ""
+        wanted = " or target=".join(targets)
         raise checkpoint.CheckpointError(
-            f"{path} was trained with target={target}, which tells nothing about inside and outside: train "
-            f"with target={' or target='.join(SOLID_TARGETS)}"
+            f"{path} was trained with target={target}{tells}: train with target={wanted}"
         )
     chosen = choose_device(device)
     usable_device(device)  # initialises Warp before an operator does, without its line on a missing driver
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
-    return TrainedModel(config, model.to(chosen).eval(), chosen)
+    return TrainedModel(config, model.to(chosen).eval(), chosen, saved_statistics(path, content))
+
+
+def target_of(path: Path) -> str:
+    """Return the target of a checkpoint, or of the best checkpoint in the folder of a run."""
+    return saved_config(*checkpoint.load_best(path)).target.name
 
 
 def saved_config(path: Path, content: dict[str, Any]) -> Config:
@@ -138,6 +149,14 @@ def saved_config(path: Path, content: dict[str, Any]) -> Config:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error
 
 
+def saved_statistics(path: Path, content: dict[str, Any]) -> FieldStatistics | None:
+    """Return the statistics of the fields in a checkpoint; None if it is of another target."""
+    try:
+        return FieldStatistics(**content["statistics"]) if "statistics" in content else None
+    except TypeError as error:
+        raise checkpoint.CheckpointError(_other_version(path, error)) from error
+
+
 def saved_network(path: Path, content: dict[str, Any], config: Config, backend: str) -> nn.Module:
     """Make the network of a checkpoint on the CPU, with its weights, which fit any backend of the operators.
 
@@ -145,9 +164,10 @@ def saved_network(path: Path, content: dict[str, Any], config: Config, backend: 
     program wrote the checkpoint, or if its weights are not finite.
     """
     try:
+        statistics = saved_statistics(path, content)
         with torch.device("meta"):  # no memory: a wrong config may describe a huge network
-            build_model(config, backend).load_state_dict(content["model"], assign=True)
-        network = build_model(config, backend)
+            build_model(config, backend, statistics).load_state_dict(content["model"], assign=True)
+        network = build_model(config, backend, statistics)
         network.load_state_dict(content["model"])
     except (AttributeError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise checkpoint.CheckpointError(_other_version(path, error)) from error

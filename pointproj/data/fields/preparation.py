@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 from pointproj import geometry
 from pointproj.data.cache import entry_key
@@ -45,7 +46,7 @@ ODD_UNIT = 500.0
 class PreparedSample:
     """The cache entry of a sample: a folder with two float32 arrays, and facts about them.
 
-    The columns of ``field`` (P, 3 + C or 7 + C) are points less ``origin``, on surfaces also normals and area,
+    Columns of ``field`` (P, 3 + C or 7 + C) are points less ``origin``, on surfaces also normals and area,
     and values. Those of ``cloud`` (M, 6) are points less ``origin``, and normals.
     """
 
@@ -120,12 +121,7 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
     if on_surface:
         columns[1:1] = [sample.normals, sample.areas[:, None]]
     field = np.concatenate([column[order] for column in columns], axis=1)
-    if sample.geometry is not None:
-        sampler = SurfaceSampler(sample.geometry.vertices - origin, sample.geometry.faces)
-        cloud = np.concatenate(sampler.draw(MOST_CLOUD, generator), axis=1)
-    else:
-        normals = np.zeros_like(sample.points) if sample.normals is None else sample.normals
-        cloud = np.concatenate([sample.points - origin, normals], axis=1)[order[:MOST_CLOUD]]
+    cloud = cloud_of(sample, origin, MOST_CLOUD, generator)
     weights = sample.areas if sample.areas is not None else np.ones(len(values))
     weights = weights / weights.sum()
     extent = cloud[:, :3] + origin
@@ -143,6 +139,18 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
     }
     arrays = {"field": field, "cloud": cloud}
     return {name: array.astype(np.float32, order="C") for name, array in arrays.items()}, facts
+
+
+def cloud_of(
+    sample: FieldSample, origin: np.ndarray, most: int, generator: np.random.Generator
+) -> Float[np.ndarray, "m 6"]:
+    """Draw points of a sample's geometry, less ``origin``, with their normals (0 if there are none)."""
+    if sample.geometry is not None:
+        sampler = SurfaceSampler(sample.geometry.vertices - origin, sample.geometry.faces)
+        return np.concatenate(sampler.draw(most, generator), axis=1)
+    rows = generator.permutation(len(sample.points))[:most]
+    normals = np.zeros_like(sample.points) if sample.normals is None else sample.normals
+    return np.concatenate([sample.points[rows] - origin, normals[rows]], axis=1)
 
 
 @lru_cache(maxsize=512)

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pointproj.data.errors import DataError
 from pointproj.geometry.meshes import LONGEST_SIDE
 
 FEWEST_STD = 1e-12  # relative to the mean; a channel that varies less is constant
@@ -102,6 +103,15 @@ class FieldStatistics:
     def split(self, values: Float[Tensor, "*n c"]) -> dict[str, Tensor]:
         """Return the channels of each field by its name."""
         return dict(zip(self.fields, values.split(self.channels, dim=-1), strict=True))
+
+    def require_parameters(self, given: Mapping[str, float]) -> None:
+        """Raise DataError if a parameter is missing."""
+        missing = [name for name in self.parameters if name not in given]
+        if missing:
+            written = " ".join(f"{name}=NUMBER" for name in missing)
+            raise DataError(
+                f"the network needs the parameters {', '.join(missing)}: write --parameters {written}"
+            )
 
     def as_mapping(self) -> dict[str, Any]:
         """Return all values, as a checkpoint stores them."""

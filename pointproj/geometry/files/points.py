@@ -177,6 +177,11 @@ def _read(path: Path) -> Content:
     return parse(read_content(path), path)
 
 
+def read_points(path: str | Path) -> Content:
+    """Read points or a mesh in the coordinates of their file; raise MeshError if it cannot be read."""
+    return _read(Path(path))
+
+
 def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placement:
     """Return the placement of points; raise MeshError if they cannot enclose anything."""
     if not len(points):

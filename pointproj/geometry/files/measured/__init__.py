@@ -12,7 +12,8 @@ import numpy as np
 
 from pointproj.geometry.files import MESH_SUFFIXES, read_mesh
 from pointproj.geometry.files.measured import arrays
-from pointproj.geometry.files.measured.sample import FieldSample, of_mesh
+from pointproj.geometry.files.measured.sample import FieldSample, Place, of_mesh
+from pointproj.geometry.files.points import read_points
 from pointproj.geometry.meshes import MeshError
 
 VTK_SUFFIXES = (".vtp", ".vtu", ".vtk")
@@ -70,6 +71,31 @@ def read_sample(path: Path, fields: Sequence[str]) -> FieldSample:
     return sample
 
 
+def read_geometry(path: Path, place: Place) -> FieldSample:
+    """Read the points or cells of a file without its fields: of a mesh, a cloud, or a file with fields."""
+    path = Path(path)
+    if path.suffix.lower() in arrays.READERS and geometry_beside(path) is not None:
+        return read_sample(path, [])
+    if path.suffix.lower() in (".npz", ".pt"):
+        try:
+            return arrays.read(path, [], None, place)
+        except MeshError:  # an archive with one array is a cloud
+            if path.suffix.lower() == ".pt":
+                raise
+    if path.suffix.lower() in VTK_SUFFIXES:
+        from pointproj.geometry.files.measured import vtk
+
+        try:
+            return vtk.sample_of(vtk.load(path), [], place)
+        except ValueError as error:
+            raise MeshError(path, str(error)) from error
+    content = read_points(path)
+    if len(content.faces):
+        return of_mesh(content.vertices, content.faces, place)
+    points = np.asarray(content.vertices, dtype=np.float64)
+    return FieldSample(points, {}, content.normals, rows=np.arange(len(points)))
+
+
 def _check(path: Path, sample: FieldSample) -> None:
     if not len(sample.points):
         raise MeshError(path, "holds no points or cells with area")
@@ -81,6 +107,3 @@ def _check(path: Path, sample: FieldSample) -> None:
                 path,
                 f"holds NaN or infinity in {name}: {odd.sum():,} of {len(odd):,} rows, first {odd.argmax()}",
             )
-
-
-__all__ = ["INSTALL", "SUFFIXES", "VTK_SUFFIXES", "FieldSample", "MeshError", "of_mesh", "read_sample"]

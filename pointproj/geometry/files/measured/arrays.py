@@ -14,23 +14,25 @@ from pathlib import Path
 
 import numpy as np
 
-from pointproj.geometry.files.measured.sample import FieldSample, chosen, columns, of_mesh
+from pointproj.geometry.files.measured.sample import FieldSample, Place, chosen, columns, of_mesh
 from pointproj.geometry.meshes import Mesh, MeshError
 
 POSITIONS = ("points", "vertices")
 GEOMETRY = (*POSITIONS, "normals", "areas", "faces")  # all other arrays may be fields
 
 
-def read(path: Path, fields: Sequence[str], geometry: Mesh | None) -> FieldSample:
-    """Read a sample; ``geometry`` is the mesh of a file beside it, or None."""
+def read(path: Path, fields: Sequence[str], geometry: Mesh | None, place: Place = "points") -> FieldSample:
+    """Read a sample; ``geometry`` is the mesh of a file beside it. Without fields, of ``place``."""
     arrays = READERS[path.suffix.lower()](path)
     try:
-        return _sample(arrays, fields, geometry)
+        return _sample(arrays, fields, geometry, place)
     except ValueError as error:
         raise MeshError(path, str(error)) from error
 
 
-def _sample(arrays: Mapping[str, np.ndarray], fields: Sequence[str], geometry: Mesh | None) -> FieldSample:
+def _sample(
+    arrays: Mapping[str, np.ndarray], fields: Sequence[str], geometry: Mesh | None, place: Place
+) -> FieldSample:
     parameters = {
         name: float(array) for name, array in arrays.items() if array.ndim == 0 and array.dtype.kind in "fiu"
     }
@@ -51,10 +53,13 @@ def _sample(arrays: Mapping[str, np.ndarray], fields: Sequence[str], geometry: M
         place: {name: array for name, array in named.items() if len(array) == size}
         for place, size in sizes.items()
     }
-    place, values = chosen(found, fields) if fields else ("points", {})
+    values = {}
+    if fields:
+        place, values = chosen(found, fields)
     own = {name: columns(arrays[name], name) for name in ("normals", "areas") if name in arrays}
     if faces is None or (place == "points" and len(own) == 2):
-        sample = FieldSample(points, {}, rows=np.arange(len(points)), place=place)
+        mesh = None if faces is None else Mesh(points, faces, "surface")
+        sample = FieldSample(points, {}, rows=np.arange(len(points)), place=place, mesh=mesh)
     else:
         sample = of_mesh(points, faces, place)
     if own.keys() - {"areas"} and len(own["normals"]) == sizes[place]:

@@ -34,6 +34,8 @@ class FieldSample:
         Which point or cell of the file each row is; those without area are left out.
     place : "points" or "cells"
         Where the values lie.
+    mesh : Mesh, optional
+        All points of the file with the triangles between them, if it has such.
     """
 
     points: Float[np.ndarray, "p 3"]
@@ -44,6 +46,7 @@ class FieldSample:
     parameters: Mapping[str, float] = field(default_factory=dict)
     rows: Int[np.ndarray, " p"] | None = None
     place: Place = "points"
+    mesh: Mesh | None = None
 
 
 def of_mesh(
@@ -77,7 +80,9 @@ def of_mesh(
         points = vertices[known]
     length = np.linalg.norm(normals[known], axis=1, keepdims=True)
     normals = normals[known] / np.where(length > 0, length, 1)
-    return FieldSample(points, {}, normals, areas[known], rows=np.flatnonzero(known), place=place)
+    mesh = Mesh(vertices, triangles, "surface") if cells is None else None
+    rows = np.flatnonzero(known)
+    return FieldSample(points, {}, normals, areas[known], rows=rows, place=place, mesh=mesh)
 
 
 def added(values: np.ndarray, rows: Int[np.ndarray, " n"], count: int) -> np.ndarray:

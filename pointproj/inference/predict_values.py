@@ -1,0 +1,120 @@
+"""Predict values at the points of a file, or on a grid around it, and write them for ParaView."""
+
+import argparse
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from pointproj.config import TARGETS
+from pointproj.data.clouds import Sampling, sample_cloud
+from pointproj.data.errors import DataError
+from pointproj.data.fields.samples import parameters_of, read_parameters
+from pointproj.geometry.files.measured import INSTALL, VTK_SUFFIXES, missing_package, read_geometry
+from pointproj.geometry.files.measured.writing import SUFFIXES, write_grid, write_values
+from pointproj.geometry.files.points import Cloud, read_cloud
+from pointproj.geometry.meshes import query_grid
+from pointproj.inference.field_model import FieldModel
+from pointproj.inference.trained_model import TrainedModel, load_trained
+from pointproj.runtime.run_folder import require_writable
+
+log = logging.getLogger(__name__)
+
+
+def predict_values(given: argparse.Namespace, target: str) -> None:
+    """Predict for the files of the arguments, and print the name of each file that was written.
+
+    Raises DataError before any work if the arguments do not go together, or pyvista is missing.
+    """
+    where = given.points or ("own" if target == "field" else "grid")
+    if target == "field" and where == "grid":
+        raise DataError(
+            "target=field predicts at points of a file: leave --points grid out, or give a volume"
+        )
+    outputs = _outputs(given, where)
+    needs_vtk = any(path.suffix != ".npz" for path in outputs.values())
+    if reason := missing_package(given.files):
+        raise DataError(reason)
+    if needs_vtk and find_spec("pyvista") is None:
+        raise DataError(
+            f"{', '.join(VTK_SUFFIXES)} are written by pyvista, which is not installed: {INSTALL}"
+        )
+    parameters = _parameters(given.parameters)
+    if target == "field":
+        model = FieldModel.load(given.checkpoint, given.device)
+        for source, path in outputs.items():
+            sample = read_geometry(source, model.statistics.place)
+            values = model(sample, _table_row(source) | parameters)
+            write_values(path, source, sample, values)
+            print(f"{source}: {', '.join(values)} at {len(sample.points):,} {sample.place}", path, sep="\n")
+        return
+    trained = load_trained(given.checkpoint, given.device, targets=tuple(TARGETS))
+    for source, path in outputs.items():
+        print(_predict_of_solid(trained, source, path, where, given.side), path, sep="\n")
+
+
+def _predict_of_solid(trained: TrainedModel, source: Path, path: Path, where: str, side: int | None) -> str:
+    """Write the values of a target of meshes, such as distances in the unit of the file; return a line."""
+    cloud = _cloud(trained, source)
+    field = trained.field(cloud.points, cloud.normals, cloud.sensors)
+    target, placement = TARGETS[trained.config.target.name], cloud.placement
+    factor = placement.scale if target.is_distance else -1.0  # logits of being inside
+    name = trained.config.target.name
+    if where == "own":
+        sample = read_geometry(source, "points")
+        values = field(placement.to_cube(sample.points).astype(np.float32)) * factor
+        write_values(path, source, sample, {name: values[:, None]})
+        return f"{source}: {name} at {len(values):,} points"
+    side = side or trained.default_side
+    values = field(query_grid(side)).reshape((side,) * 3) * factor
+    spacing = 2 * placement.scale / (side - 1)
+    write_grid(path, {name: values}, placement.centre - placement.scale, spacing)
+    return f"{source}: {name} on a grid of {side}^3 points"
+
+
+def _cloud(trained: TrainedModel, source: Path) -> Cloud:
+    data = trained.config.data
+    sampling = Sampling.for_prediction(data)
+    sample = lambda surface, _, generator: sample_cloud(surface, sampling, generator)[:2]  # noqa: E731
+    return read_cloud(source, data.points, most=data.most_points, sample=sample, thin=sampling.thin)
+
+
+def _outputs(given: argparse.Namespace, where: str) -> dict[Path, Path]:
+    """Return the file to write for each input file."""
+    kinds = (".vti",) if where == "grid" else SUFFIXES
+    out: Path = given.out
+    if out.suffix and not out.is_dir():
+        if out.suffix.lower() not in kinds:
+            raise DataError(f"--out {out}: expected a folder, or a file of {', '.join(kinds)}")
+        if len(given.files) > 1:
+            raise DataError(f"--out {out} is one file for {len(given.files)} files: name a folder")
+        require_writable(out.parent)
+        return {given.files[0]: out}
+    require_writable(out)
+    own = {
+        path: path.suffix.lower() if path.suffix.lower() in VTK_SUFFIXES else ".vtp" for path in given.files
+    }
+    stems = [path.stem for path in given.files]
+    return {
+        path: out / f"{path.name if stems.count(path.stem) > 1 else path.stem}-values"
+        f"{'.vti' if where == 'grid' else suffix}"
+        for path, suffix in own.items()
+    }
+
+
+def _table_row(source: Path) -> dict[str, float]:
+    """Return the parameters of a file in ``parameters.csv`` of its folder, or of the folder above."""
+    for root in (source.parent, source.parent.parent):
+        row = parameters_of(source, root, read_parameters(root), {})
+        if row:
+            return row
+    return {}
+
+
+def _parameters(written: list[str]) -> dict[str, float]:
+    """Read NAME=NUMBER of the command line."""
+    try:
+        return {name: float(number) for name, number in (text.split("=", 1) for text in written)}
+    except ValueError as error:
+        raise DataError(f"--parameters {' '.join(written)}: expected NAME=NUMBER ... ({error})") from error

@@ -1,0 +1,89 @@
+"""Predicted values: the same from a run's own measures, from its files, and for every kind of file."""
+
+import numpy as np
+import pytest
+
+from pointproj.data.errors import DataError
+from pointproj.data.fields.dataset import prepare_fields
+from pointproj.geometry.files import write_mesh
+from pointproj.geometry.files.measured import read_geometry
+from pointproj.geometry.meshes import Mesh
+from pointproj.inference.field_model import FieldModel
+from pointproj.inference.predict import main
+from pointproj.training import checkpoint
+from pointproj.training.networks import build_model
+from tests.configs import config_of
+
+pv = pytest.importorskip("pyvista")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder with random weights, and its data."""
+    folder = tmp_path_factory.mktemp("fields")
+    config = config_of(
+        "experiment=flow", "data.limit=2", f"data.root={folder}/flow", f"data.cache={folder}/cache"
+    )
+    data = prepare_fields(config)
+    model = build_model(config, "torch", data.statistics)
+    state = {"model": model.state_dict(), "statistics": data.statistics.as_mapping()}
+    checkpoint.save(folder / "best.pt", state, config)
+    return folder
+
+
+def _predicted(run, source, out, *more):
+    main([str(run), str(source), "--out", str(out), *more])
+    return pv.read(out)
+
+
+def test_own_points_of_a_sample_get_the_values_of_the_network(run, tmp_path):
+    source = run / "flow/test/body_0001.npz"
+    result = _predicted(run, source, tmp_path / "result.vtp")
+    sample, model = read_geometry(source, "points"), FieldModel.load(run, "cpu", "torch")
+    rows = [line.split(",") for line in (run / "flow/parameters.csv").read_text().splitlines()]
+    stream = next(
+        dict(zip(rows[0][1:], map(float, row[1:]), strict=True)) for row in rows if row[0] == "test/body_0001"
+    )
+    values = model(sample, stream)["pressure_coefficient"][:, 0]
+    np.testing.assert_allclose(result["pressure_coefficient_predicted"], values, atol=1e-4)
+    assert len(values) == 2048
+    assert result.n_cells == 4092
+    np.testing.assert_array_equal(result.points, sample.points)
+
+
+@pytest.mark.parametrize("suffix", [".stl", ".obj", ".ply", ".vtp"])
+def test_every_kind_of_surface(run, tmp_path, suffix):
+    sphere = pv.Icosphere(radius=0.6, nsub=2)
+    source = tmp_path / f"ball{suffix}"
+    if suffix == ".vtp":
+        sphere.save(source)
+    else:
+        write_mesh(Mesh(sphere.points, sphere.regular_faces, "ball"), source)
+    stream = ["--parameters", "stream_x=1", "stream_y=0", "stream_z=0"]
+    result = _predicted(run, source, tmp_path / "result.vtp", *stream)
+    assert result.n_cells == sphere.n_cells
+    assert np.isfinite(result["pressure_coefficient_predicted"]).all()
+
+
+def test_what_is_missing_is_named(run, tmp_path):
+    np.savez(tmp_path / "cloud.npz", points=np.random.default_rng(0).random((300, 3)))
+    with pytest.raises(DataError, match="parameters stream_x, stream_y, stream_z"):
+        main([str(run), str(tmp_path / "cloud.npz"), "--out", str(tmp_path)])
+    stream = ["--parameters", "stream_x=1", "stream_y=0", "stream_z=0"]
+    with pytest.raises(DataError, match="trained with normals"):
+        main([str(run), str(tmp_path / "cloud.npz"), "--out", str(tmp_path), *stream])
+    with pytest.raises(DataError, match="leave --points grid out"):
+        main([str(run), str(tmp_path / "cloud.npz"), "--points", "grid"])
+
+
+def test_distances_on_a_grid_in_the_unit_of_the_file(tmp_path):
+    config = config_of("target=udf", "data.points=256")
+    checkpoint.save(tmp_path / "best.pt", {"model": build_model(config, "torch").state_dict()}, config)
+    sphere = pv.Icosphere(radius=50.0, center=(100.0, 0, 0), nsub=3)
+    source = tmp_path / "ball.stl"
+    write_mesh(Mesh(sphere.points, sphere.regular_faces, "ball"), source)
+    grid = _predicted(tmp_path, source, tmp_path / "result.vti", "--side", "9")
+    assert grid.dimensions == (9, 9, 9)
+    np.testing.assert_allclose(np.mean(np.reshape(grid.bounds, (3, 2)), axis=1), [100, 0, 0], atol=1e-3)
+    true = np.abs(np.linalg.norm(grid.points - [100.0, 0, 0], axis=1) - 50)
+    assert np.abs(grid["udf"] - true).mean() < 3  # a new network predicts the soft distance
