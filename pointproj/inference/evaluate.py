@@ -1,4 +1,4 @@
-"""Measure how well a trained model reconstructs unseen meshes.
+"""Measure how well a trained model reconstructs unseen meshes; or, for target=field, predicts fields.
 
 Every test mesh is sampled in several ways, reconstructed by the model and by baselines that need no training,
 and compared with the truth (:mod:`pointproj.geometry.metrics`). The results are a table, CSV files,
@@ -34,7 +34,15 @@ from pointproj.geometry.metrics import Measured, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.geometry.watertight import require_alpha_wrap, watertight_truth
 from pointproj.geometry.well_posed import label_agreement
-from pointproj.inference.trained_model import PACKAGED, TrainedModel, add_arguments, load_trained, whole
+from pointproj.inference.evaluate_fields import evaluate_fields
+from pointproj.inference.trained_model import (
+    PACKAGED,
+    TrainedModel,
+    add_arguments,
+    load_trained,
+    target_of,
+    whole,
+)
 from pointproj.runtime.helpers import HelperProcesses
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page, write_summary
@@ -228,6 +236,9 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     """Evaluate the checkpoint that the arguments name."""
     given = _parsed(arguments)
+    if target_of(given.checkpoint) == "field":
+        evaluate_fields(given.checkpoint, given.out, given.device, given.limit)
+        return
     out, watertight = given.out, given.protocol == DSR
     require_writable(out)
     _loaded.cache_clear()  # the file may have changed

@@ -187,6 +187,8 @@ class Training:
             self.run_folder.take_metrics(-1)  # drops those of a run killed before its first checkpoint
             if weights is not None:
                 log.info("weights   %s", take_weights(self.model, *weights))
+            if self.measure is not None and self.processes.is_first and self.config.training.pictures:
+                log.info("sample    %s", report.draw_sample(self.run_folder, self.data.train))
             self._validate()
         self._loop()
         return self._write_report()
@@ -373,7 +375,7 @@ class Training:
             "left_out": self.data.left_out,
         }
         self.run_folder.write_json("metrics.json", metrics)
-        log.info("report, pictures and checkpoints are in %s", self.run_folder.path)
+        report.log_end(config.target.name, self.run_folder.path)
         return metrics
 
     def _log_header(self) -> None:

@@ -158,16 +158,20 @@ def _draw_samples(
     """Draw samples with fields, true and predicted; yield the files."""
     count = min(config.training.pictures, len(test))
     for place in range(count):
-        batch = collate([test[place * len(test) // count]])
-        yield draw_sample(run, test, batch, predict(batch))
+        yield draw_sample(run, test, place * len(test) // count, predict)
 
 
 def draw_sample(
-    run: RunFolder, data: FieldDataset, batch: dict[str, Any], prediction: Tensor | None = None
+    run: RunFolder,
+    data: FieldDataset,
+    index: int = 0,
+    predict: Callable[[dict[str, Any]], Tensor] | None = None,
 ) -> Path:
-    """Draw the fields of a batch of one sample, and the predicted ones if given; return the file."""
+    """Draw the fields of a sample, and the predicted ones if there is a predictor; return the file."""
     from pointproj.viz.fields import draw_fields
 
+    batch = collate([data.whole(index)])
+    prediction = None if predict is None else predict(batch)
     points, statistics = batch["query_points"][0], data.statistics
     shown = {"true": batch["target"], "predicted": prediction}
     fields = {
@@ -236,6 +240,15 @@ class Pace:
     def ms_per_step(self) -> float | None:
         """Median over all intervals, so that compilation in the first has no influence; None without any."""
         return median(self._history) if self._history else None
+
+
+def log_end(target_name: str, run: Path) -> None:
+    """Log where the results of a run are, and the command that comes next."""
+    log.info("report, pictures and checkpoints are in %s", run)
+    if target_name == "udf":
+        log.info("next: python -m pointproj predict %s FILE --out distances.vti", run)
+    elif target_name != "random":  # whose network predicts nothing of use
+        log.info("next: python -m pointproj evaluate %s", run)
 
 
 def log_progress(

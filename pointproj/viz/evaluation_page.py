@@ -84,7 +84,7 @@ def summary_table(results: Sequence[Measured]) -> str:
 def write_summary(folder: Path, results: Sequence[Measured]) -> None:
     """Write the table of :func:`summary` as ``summary.csv`` and, for documents, ``summary.md``."""
     rows = summary(results)
-    _write_rows(folder / "summary.csv", rows)
+    write_rows(folder / "summary.csv", rows)
     right = len(HEADINGS) - NAMES
     lines = [HEADINGS, ["---"] * NAMES + ["---:"] * right, *map(_cells, rows)]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
@@ -99,10 +99,11 @@ def write_csv(path: Path, results: Sequence[Measured], facts: Mapping[str, Any])
         row = {"class": result.class_name, "mesh": result.name, "samples": result.samples}
         row |= {"points": result.points, "method": result.method, "label_agreement": result.label_agreement}
         rows.append({**row, **result.values, "seconds": result.seconds, **facts})
-    _write_rows(path, rows)
+    write_rows(path, rows)
 
 
-def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a CSV file; the first row has the names of all columns."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [*rows[0]])
         writer.writeheader()
@@ -125,17 +126,22 @@ def write_page(path: Path, results: Sequence[Measured], facts: Mapping[str, Any]
     """
     first = results[0].samples, results[0].method
     meshes = sorted((r for r in results if (r.samples, r.method) == first), key=lambda r: r.values["iou"])
-    template = (Path(__file__).parent / "evaluation.html").read_text(encoding="utf-8")
-    page = Template(template, autoescape=True).render(
-        count=len(meshes),
+    render_page(
+        path,
+        title=f"Reconstruction of {len(meshes)} meshes",
         facts=facts,
         columns=COLUMNS,
         rows=[(row["class"], _cells(row)) for row in summary(results)],
         judged=f"{first[1]}, {first[0]} samples",
-        histogram=_data_url(_histogram(results)),
+        histogram=data_url(_histogram(results)),
         meshes=[_shown(path.parent, mesh, results) for mesh in meshes[:MOST_SHOWN]],
-        viewer=viewer(),
     )
+
+
+def render_page(path: Path, **content: Any) -> None:
+    """Write the page ``evaluation.html`` with its content: title, facts, columns, rows and meshes."""
+    template = (Path(__file__).parent / "evaluation.html").read_text(encoding="utf-8")
+    page = Template(template, autoescape=True).render(viewer=viewer(), **content)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
 
@@ -152,7 +158,7 @@ def _shown(folder: Path, mesh: Measured, results: Sequence[Measured]) -> dict[st
     titles = {"cloud": f"cloud: {mesh.points:,} points", **shown, "label": "label", "file": "file"}
     files = {folder / "views" / mesh.name / f"{name}.glb": title for name, title in titles.items()}
     views = [(title, base64.b64encode(file.read_bytes()).decode()) for file, title in files.items()]
-    picture = _data_url((folder / "pictures" / f"{mesh.name}.png").read_bytes())
+    picture = data_url((folder / "pictures" / f"{mesh.name}.png").read_bytes())
     return {"name": mesh.name, "lines": lines, "views": views, "picture": picture}
 
 
@@ -170,7 +176,8 @@ def _histogram(results: Sequence[Measured]) -> bytes:
     return drawn.getvalue()
 
 
-def _data_url(png: bytes) -> str:
+def data_url(png: bytes) -> str:
+    """Return a picture as an address for an HTML page."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 

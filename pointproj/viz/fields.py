@@ -5,12 +5,15 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from pointproj.viz.plots import save_figure
+from pointproj.viz.scenes import write_scene
 
-MOST_POINTS = 5000  # of a panel
+MOST_POINTS = 2000  # of a panel
+MOST_IN_VIEW = 20_000
 COLORS, ERROR_COLORS = "viridis", "magma"
 
 
@@ -44,6 +47,30 @@ def draw_fields(
             axes.set_title(f"{field}: {title}")
             figure.colorbar(drawn, ax=axes, shrink=0.7)
     save_figure(figure, path)
+
+
+def write_views(
+    folder: Path, points: Float[np.ndarray, "q 3"], true: Tensor, predicted: Tensor
+) -> dict[str, Path]:
+    """Write views of one field (Q, C) that turn: true, predicted and error; return the files by title.
+
+    ``points`` are in the units of the network.
+    """
+    some = np.linspace(0, len(points) - 1, min(len(points), MOST_IN_VIEW)).astype(int)
+    error = (predicted - true).norm(dim=-1).numpy()[some]
+    true, predicted = _shown(true)[some], _shown(predicted)[some]
+    low, high = np.quantile(true, [0.005, 0.995])
+    files = {}
+    for title, values, limits, name in (
+        ("true", true, (low, high), COLORS),
+        ("predicted", predicted, (low, high), COLORS),
+        ("error", error, (0.0, float(error.max()) or 1.0), ERROR_COLORS),
+    ):
+        scaled = ((values - limits[0]) / ((limits[1] - limits[0]) or 1.0)).clip(0, 1)
+        legend = f"{title}: {limits[0]:.3g} to {limits[1]:.3g}"
+        files[legend] = folder / f"{title}.glb"
+        write_scene(points[some], files[legend], colormaps[name](scaled)[:, :3])
+    return files
 
 
 def _shown(values: Float[Tensor, "q c"]) -> Float[np.ndarray, " q"]:

@@ -21,7 +21,9 @@ MATTE = {"metallicFactor": 0.0, "roughnessFactor": 1.0, "doubleSided": True}
 TOLERANCE = 4e-3  # largest distance of the displayed surface from the measured one
 
 
-def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
+def write_scene(
+    shown: Mesh | Float[np.ndarray, "n 3"], path: Path, colours: Float[np.ndarray, "n 3"] | None = None
+) -> None:
     """Write a mesh, or a cloud coloured by height, as a binary glTF file, y up.
 
     Parameters
@@ -30,6 +32,8 @@ def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
         In the query cube, with z up. A closed surface is simplified to fewer faces.
     path : Path
         File to write; an older one is replaced.
+    colours : float array, shape (n, 3), optional
+        Of the points of a cloud, from 0 to 1.
     """
     scene = Scene()
     if isinstance(shown, Mesh):
@@ -38,7 +42,8 @@ def write_scene(shown: Mesh | Float[np.ndarray, "n 3"], path: Path) -> None:
             look = TextureVisuals(material=PBRMaterial(baseColorFactor=[*0.7 * COLOUR, 1.0], **MATTE))
             scene.add_geometry(Trimesh(_y_up(vertices), faces, process=False, visual=look))
     else:
-        scene.add_geometry(PointCloud(_y_up(shown), colors=np.uint8(220 * height_colours(shown))))
+        colours = 220 / 255 * height_colours(shown) if colours is None else colours
+        scene.add_geometry(PointCloud(_y_up(shown), colors=np.uint8(255 * colours)))
     place = np.eye(4)
     place[:3, :3] = _y_up(view_axes().T).T
     place[:3, 3] = DISTANCE * place[:3, 2]
