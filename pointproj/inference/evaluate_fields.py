@@ -84,7 +84,7 @@ def predictor(trained: TrainedModel) -> Predictor:
 
     @torch.inference_mode()
     def predict(batch: dict[str, Any]) -> Tensor:
-        shown, parts = with_features(batch, trained.config.projector), []
+        shown, parts = with_features(batch, trained.config.projector, trained.statistics), []
         encoding = trained.model.encode(shown["reference_points"], shown["features"])
         places = (shown[name].split(CPU_POINTS, dim=1) for name in ("query_points", "query_features"))
         for points, features in zip(*places, strict=True):

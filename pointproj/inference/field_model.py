@@ -61,7 +61,7 @@ class FieldModel:
         encoding, parts = None, []
         for start in range(0, len(sample.points), CPU_POINTS):
             some = {name: self._tensor(rows[start : start + CPU_POINTS]) for name, rows in places.items()}
-            batch = with_features({**known, **some}, config.projector)
+            batch = with_features({**known, **some}, config.projector, statistics)
             model = self.trained.model
             if encoding is None:  # of all queries
                 encoding = model.encode(batch["reference_points"], batch["features"])

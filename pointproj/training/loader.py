@@ -50,7 +50,7 @@ class BatchLoader:
 
     def unseen(self, dataset: ShapeDataset) -> Iterator[dict[str, Any]]:
         """Yield all batches of validation or test meshes."""
-        return (with_features(batch, self.config.projector) for batch in self._batches(dataset))
+        return (self._with_features(batch) for batch in self._batches(dataset))
 
     def plain(self) -> Iterator[dict[str, Any]]:
         """Yield batches of the training meshes without augmentation."""
@@ -72,7 +72,10 @@ class BatchLoader:
 
     def on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Copy a batch to the device, and add the features of its clouds that the network takes."""
-        return with_features(to_device(batch, self.device), self.config.projector)
+        return self._with_features(to_device(batch, self.device))
+
+    def _with_features(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return with_features(batch, self.config.projector, self.data.statistics)
 
     def _batches(self, dataset: ShapeDataset, **order: Any) -> Iterator[dict[str, Any]]:
         """Yield batches on the device, without features, since augmentation comes first."""
@@ -89,7 +92,7 @@ class BatchLoader:
         sampling = batch.pop("sampling")  # a step does not read it, and a file of tensors cannot store it
         seed = config.seed, step * self.processes.count + self.processes.rank
         if (statistics := self.data.statistics) is not None:
-            return with_features(augment_fields(batch, changes, statistics, seed=seed), config.projector)
+            return self._with_features(augment_fields(batch, changes, statistics, seed=seed))
         finish = {"finish": sampling.finish} if train.resample else {}
         distances = TARGETS[config.target.name].is_distance
         changed = augment(batch, changes, seed=seed, distances=distances, **finish)

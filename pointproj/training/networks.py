@@ -29,9 +29,10 @@ def build_model(config: Config, backend: str, statistics: FieldStatistics | None
     predicts = target.output if target.is_distance and settings.predicts_distances else "value"
     arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
     if statistics is not None:
-        parameters = len(statistics.parameters)
-        arguments["in_channels"] = 3 + 3 * bool(settings.normals) + parameters
-        arguments["query_channels"] = 3 + 3 * statistics.on_surface * bool(settings.normals) + parameters
+        extra = len(statistics.parameters), len(statistics.vector_parameters)
+        for name, normals in (("in_channels", True), ("query_channels", statistics.on_surface)):
+            directions = 1 + bool(normals and settings.normals)  # positions, and normals
+            arguments[name] = directions * (3 + extra[1]) + extra[0]
         arguments["out_channels"] = sum(statistics.channels)
     # The config has the network's name instead of its class, since a config is read without importing torch.
     network = pkgutil.resolve_name(settings.NETWORK)
@@ -63,30 +64,40 @@ def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> st
     return f"of {path}: {len(fitting)} of {len(own)} parts fit{random}"
 
 
-def with_features(batch: dict[str, Any], settings: ProjectorConfig) -> dict[str, Any]:
-    """Add ``features`` (B, N, C) to a batch, if the network takes more than points."""
-    features = features_of(settings, batch["reference_points"], batch["normals"], batch.get("sensors"))
-    if "parameters" in batch:
-        batch, features = _with_parameters(batch, settings, features)
+def with_features(
+    batch: dict[str, Any], settings: ProjectorConfig, statistics: FieldStatistics | None = None
+) -> dict[str, Any]:
+    """Add ``features`` (B, N, C) to a batch, if the network takes more than points.
+
+    With fields, whose ``statistics`` are given, parameters belong to them, and ``query_features`` (B, Q, C)
+    are added too.
+    """
+    points, normals = batch["reference_points"], batch["normals"]
+    if statistics is not None:
+        of_queries = batch["query_points"], batch.get("query_normals")
+        known = batch["parameters"], statistics.vector_parameters, settings
+        features = _with_parameters(points, normals, *known)
+        return {**batch, "features": features, "query_features": _with_parameters(*of_queries, *known)}
+    features = features_of(settings, points, normals, batch.get("sensors"))
     return batch if features is None else {**batch, "features": features}
 
 
 def _with_parameters(
-    batch: dict[str, Any], settings: ProjectorConfig, features: Tensor | None
-) -> tuple[dict[str, Any], Tensor]:
-    """Add ``query_features`` to a batch with fields; return the features of the cloud with its parameters."""
-    reference_points, query_points = batch["reference_points"], batch["query_points"]
-    of_cloud = [reference_points if features is None else features]
-    of_queries = [query_points]
-    if settings.normals and "query_normals" in batch:
-        of_queries.append(batch["query_normals"])
-    parameters = batch["parameters"][..., None, :]
-    rows = (
-        torch.cat([*known, parameters.expand(*points.shape[:-1], -1)], dim=-1)
-        for known, points in ((of_cloud, reference_points), (of_queries, query_points))
-    )
-    features, query_features = rows
-    return {**batch, "query_features": query_features}, features
+    points: Float[Tensor, "b n 3"],
+    normals: Float[Tensor, "b n 3"] | None,
+    parameters: Float[Tensor, "b p"],
+    vectors: list[int],
+    settings: ProjectorConfig,
+) -> Float[Tensor, "b n c"]:
+    """Return positions, normals and parameters, and the products of both with the vectors among these."""
+    shown = [points, normals] if settings.normals and normals is not None else [points]
+    products = [
+        (each * parameters[:, None, first : first + 3]).sum(-1, keepdim=True)
+        for each in shown
+        for first in vectors
+    ]
+    whole = parameters[:, None].expand(*points.shape[:-1], -1)
+    return torch.cat([*shown, *products, whole], dim=-1)
 
 
 def features_of(

@@ -1,0 +1,135 @@
+"""Samples with fields: found, checked, scaled by the training samples alone, and drawn."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj.config import AugmentationConfig
+from pointproj.data.batches import batches, collate
+from pointproj.data.dataset import Draw
+from pointproj.data.errors import DataError
+from pointproj.data.fields.augmentation import augment_fields
+from pointproj.data.fields.dataset import prepare_fields
+from pointproj.data.fields.statistics import FieldStatistics
+from tests.configs import config_of
+
+NAMES = [f"sample_{number}" for number in range(6)]
+
+
+def _write(folder, *, names=NAMES, table=True, **changed):
+    """Write samples of 50 points with pressure and velocity; ``changed`` has other arrays by sample."""
+    folder.mkdir(exist_ok=True)
+    for number, name in enumerate(names):
+        generator = np.random.default_rng(number)
+        points = generator.uniform(-1, 1, (50, 3)) + [5.0, 0, 0]
+        normals = points / np.linalg.norm(points, axis=1, keepdims=True)
+        arrays = {"points": points, "normals": normals, "areas": generator.uniform(1, 2, 50)}
+        arrays |= {"pressure": number + points[:, 0], "velocity": points * [1, 2, 3]} | changed.get(name, {})
+        np.savez(folder / f"{name}.npz", **arrays)
+    rows = "".join(f"{name},{number},0,1\n" for number, name in enumerate(names))
+    if table:
+        (folder / "parameters.csv").write_text(f"sample,wind_x,wind_y,wind_z\n{rows}")
+
+
+def _config(folder, *more, fields="pressure,velocity"):
+    where = [f"data.root={folder}", f"data.cache={folder}-cache", f"data.fields=[{fields}]"]
+    small = ["data.points=40", "data.queries=30", "projector.k=4", "data.validation=0.2", "data.test=0.2"]
+    return config_of("data=fields", "target=field", *where, *small, *more)
+
+
+def test_statistics_are_those_of_the_training_samples(tmp_path):
+    _write(tmp_path / "data")
+    data = prepare_fields(_config(tmp_path / "data"))
+    assert [len(each) for each in (data.train, data.validation, data.test)] == [4, 1, 1]
+    statistics, numbers = data.statistics, [int(s.name[-1]) for s in data.train.samples]
+    files = [np.load(tmp_path / "data" / f"sample_{number}.npz") for number in numbers]
+    means = [np.average(file["pressure"], weights=file["areas"]) for file in files]
+    squares = [np.average(file["pressure"] ** 2, weights=file["areas"]) for file in files]
+    assert statistics.mean[0] == pytest.approx(np.mean(means))
+    assert statistics.std[0] == pytest.approx(np.sqrt(np.mean(squares) - np.mean(means) ** 2))
+    assert statistics.mean[1:] == [0, 0, 0]  # of a vector, with one scale
+    assert len({*statistics.std[1:]}) == 1
+    assert statistics.parameters == ["wind_x", "wind_y", "wind_z"]
+    assert FieldStatistics(**statistics.as_mapping()) == statistics
+    points = np.concatenate([file["points"] for file in files])
+    placed = statistics.placed(points)
+    assert np.ptp(placed, axis=0).max() == pytest.approx(1.8, rel=1e-6)
+    values = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    torch.testing.assert_close(statistics.in_units(statistics.normalized(values)), values)
+
+
+def test_draws_are_rows_of_the_file_and_differ_by_epoch(tmp_path):
+    _write(tmp_path / "data")
+    data = prepare_fields(_config(tmp_path / "data"))
+    first, again, later = (data.train[Draw(epoch, 0, data.train.samplings[0])] for epoch in (0, 0, 1))
+    assert torch.equal(first["target"], again["target"])
+    assert not torch.equal(first["query_points"], later["query_points"])
+    file = np.load(tmp_path / "data" / f"{first['name']}.npz")
+    placed = data.statistics.placed(file["points"])
+    away = np.linalg.norm(first["query_points"].numpy()[:, None] - placed, axis=-1)
+    rows = away.argmin(1)
+    assert away.min(1).max() < 1e-5
+    assert len({*rows}) == 30
+    values = data.statistics.in_units(first["target"])
+    np.testing.assert_allclose(values[:, 0], file["pressure"][rows], rtol=1e-5)
+    np.testing.assert_allclose(values[:, 1:], file["velocity"][rows], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(first["areas"], file["areas"][rows], rtol=1e-6)
+    whole = next(batches(data.test, 1))
+    assert whole["query_points"].shape == (1, 50, 3)  # all points of a test sample
+
+
+def test_folders_are_splits(tmp_path):
+    for split in ("train", "validation", "test"):
+        _write(tmp_path / split, names=[f"{split}_1"], table=False)
+    data = prepare_fields(_config(tmp_path))
+    assert [data.train[0]["name"], data.validation[0]["name"]] == ["train_1", "validation_1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"pressure": np.full(50, np.nan)}, "NaN or infinity in pressure"),
+        ({"pressure": np.full(50, 3e6)}, "pressure is .* times that of the other samples"),
+        ({"points": 1e3 * np.random.default_rng(0).random((50, 3))}, "its size is .* times"),
+    ],
+    ids=["nan", "unit of a field", "unit of length"],
+)
+def test_what_cannot_be_used_is_left_out_by_name(tmp_path, changed, words):
+    _write(tmp_path / "data", sample_1=changed)
+    ((path, reason),) = prepare_fields(_config(tmp_path / "data")).left_out
+    assert path.endswith("sample_1.npz")
+    assert re.search(words, reason)
+
+
+def test_refusals_say_what_there_is(tmp_path):
+    _write(tmp_path / "data")
+    with pytest.raises(DataError, match="has no field heat: its points have pressure, velocity"):
+        prepare_fields(_config(tmp_path / "data", fields="heat"))
+    with pytest.raises(DataError, match=r"write data\.points=50"):
+        prepare_fields(_config(tmp_path / "data", "data.points=60"))
+    (tmp_path / "data/parameters.csv").write_text("sample,speed\nsample_0,fast\n")
+    with pytest.raises(DataError, match=r"parameters\.csv, row 2"):
+        prepare_fields(_config(tmp_path / "data"))
+    with pytest.raises(DataError, match="no samples in"):
+        prepare_fields(_config(tmp_path / "elsewhere"))
+
+
+def test_turned_samples_stay_consistent(tmp_path):
+    """Products of vectors are the same before and after; the network's input turns as a whole."""
+    _write(tmp_path / "data")
+    data = prepare_fields(_config(tmp_path / "data"))
+    batch = collate([data.train.whole(index) for index in range(4)])
+    turn = AugmentationConfig(rotate="any", mirror=True)
+    turned = augment_fields(batch, turn, data.statistics, seed=(0, 1))
+
+    def invariants(of):
+        wind, velocity = of["parameters"][:, None], of["target"][..., 1:]
+        pairs = (of["query_points"], wind), (of["query_normals"], velocity), (velocity, wind)
+        return torch.stack([(a * b).sum(-1) for a, b in pairs])
+
+    torch.testing.assert_close(invariants(turned), invariants(batch))
+    torch.testing.assert_close(turned["query_points"][..., 2], batch["query_points"][..., 2])
+    torch.testing.assert_close(turned["target"][..., 0], batch["target"][..., 0])
+    assert not torch.equal(turned["query_points"], batch["query_points"])
