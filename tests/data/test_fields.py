@@ -23,7 +23,7 @@ def _write(folder, *, names=NAMES, table=True, **changed):
     folder.mkdir(exist_ok=True)
     for number, name in enumerate(names):
         generator = np.random.default_rng(number)
-        points = generator.uniform(-1, 1, (50, 3)) + [5.0, 0, 0]
+        points = generator.uniform((4, -1, -1), (6, 1, 1), (50, 3))
         normals = points / np.linalg.norm(points, axis=1, keepdims=True)
         arrays = {"points": points, "normals": normals, "areas": generator.uniform(1, 2, 50)}
         arrays |= {"pressure": number + points[:, 0], "velocity": points * [1, 2, 3]} | changed.get(name, {})

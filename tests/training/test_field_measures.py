@@ -1,0 +1,51 @@
+"""Errors of fields in their units, against code written apart, and the baselines."""
+
+import numpy as np
+import pytest
+import torch
+
+from pointproj.data.fields.dataset import prepare_fields
+from pointproj.training.baselines import baselines
+from pointproj.training.field_measures import MEAN, NEAREST, FieldMeasures
+from tests.configs import config_of
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flow")
+    where = [f"data.root={folder}/flow", f"data.cache={folder}/cache"]
+    config = config_of("experiment=flow", "data.limit=3", *where)
+    return config, prepare_fields(config)
+
+
+def _batch(data, index=0):
+    sample = data.test.whole(index)
+    return {name: value[None] for name, value in sample.items() if isinstance(value, torch.Tensor)}
+
+
+def test_errors_in_the_unit_of_the_field(data):
+    statistics, batch = data[1].statistics, _batch(data[1])
+    noise = torch.randn(batch["target"].shape, generator=torch.Generator().manual_seed(0))
+    errors = FieldMeasures(statistics)(batch["target"] + noise, batch)
+    true = (batch["target"][0].double() * statistics.std[0] + statistics.mean[0]).numpy()
+    error, areas = noise[0].double().numpy() * statistics.std[0], batch["areas"][0].double().numpy()
+    name = "pressure_coefficient "
+    relative = np.sqrt(areas @ error**2 / (areas @ true**2))
+    assert errors["relative_l2"].item() == pytest.approx(relative)
+    assert errors[name + "relative_l2"].item() == pytest.approx(relative)
+    assert errors[name + "mean_absolute_error"].item() == pytest.approx(areas @ abs(error) / areas.sum())
+    spread = areas @ (true - areas @ true / areas.sum()) ** 2
+    assert errors[name + "r2"].item() == pytest.approx(1 - areas @ error**2 / spread)
+    force = np.linalg.norm((areas * error) @ batch["query_normals"][0].double().numpy())
+    assert errors[name + "force_error"].item() == pytest.approx(force / (areas @ abs(true)), rel=1e-6)
+
+
+def test_baselines(data):
+    config, prepared = data
+    predictors = baselines(config, prepared, torch.device("cpu"), "torch")
+    batch = _batch(prepared)
+    values = prepared.statistics.in_units(predictors[MEAN](batch)[..., None])
+    torch.testing.assert_close(values, torch.full_like(values, prepared.statistics.mean[0]))
+    train = prepared.train.whole(1)
+    itself = {name: value[None] for name, value in train.items() if isinstance(value, torch.Tensor)}
+    torch.testing.assert_close(predictors[NEAREST](itself), itself["target"])  # it is most alike
