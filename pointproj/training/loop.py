@@ -278,7 +278,9 @@ class Training:
         position.errors.append([position.step, error])
         log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
         self._record("validation", **evaluation.means())
-        if position.step > 0 and error < position.best:
+        # Without validation samples, the last checkpoint of fields is taken.
+        chooses = self.measure is None or self.data.validation is not None
+        if position.step > 0 and error < position.best and chooses:
             position.best = error
             self._save(checkpoint.BEST)
 

@@ -29,10 +29,9 @@ def build_model(config: Config, backend: str, statistics: FieldStatistics | None
     predicts = target.output if target.is_distance and settings.predicts_distances else "value"
     arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
     if statistics is not None:
-        extra = len(statistics.parameters), len(statistics.vector_parameters)
         for name, normals in (("in_channels", True), ("query_channels", statistics.on_surface)):
             directions = 1 + bool(normals and settings.normals)  # positions, and normals
-            arguments[name] = directions * (3 + extra[1]) + extra[0]
+            arguments[name] = 3 * directions + len(statistics.parameters)
         arguments["out_channels"] = sum(statistics.channels)
     # The config has the network's name instead of its class, since a config is read without importing torch.
     network = pkgutil.resolve_name(settings.NETWORK)
@@ -74,10 +73,10 @@ def with_features(
     """
     points, normals = batch["reference_points"], batch["normals"]
     if statistics is not None:
-        of_queries = batch["query_points"], batch.get("query_normals")
-        known = batch["parameters"], statistics.vector_parameters, settings
-        features = _with_parameters(points, normals, *known)
-        return {**batch, "features": features, "query_features": _with_parameters(*of_queries, *known)}
+        of_queries, parameters = (batch["query_points"], batch.get("query_normals")), batch["parameters"]
+        features = _with_parameters(points, normals, parameters, settings)
+        query_features = _with_parameters(*of_queries, parameters, settings)
+        return {**batch, "features": features, "query_features": query_features}
     features = features_of(settings, points, normals, batch.get("sensors"))
     return batch if features is None else {**batch, "features": features}
 
@@ -86,18 +85,11 @@ def _with_parameters(
     points: Float[Tensor, "b n 3"],
     normals: Float[Tensor, "b n 3"] | None,
     parameters: Float[Tensor, "b p"],
-    vectors: list[int],
     settings: ProjectorConfig,
 ) -> Float[Tensor, "b n c"]:
-    """Return positions, normals and parameters, and the products of both with the vectors among these."""
+    """Return positions, normals if the network takes them, and the parameters of the whole sample."""
     shown = [points, normals] if settings.normals and normals is not None else [points]
-    products = [
-        (each * parameters[:, None, first : first + 3]).sum(-1, keepdim=True)
-        for each in shown
-        for first in vectors
-    ]
-    whole = parameters[:, None].expand(*points.shape[:-1], -1)
-    return torch.cat([*shown, *products, whole], dim=-1)
+    return torch.cat([*shown, parameters[:, None].expand(*points.shape[:-1], -1)], dim=-1)
 
 
 def features_of(
