@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).resolve().parent.parent / "examples").glob("*.py"))
-SLOW = ("train_on_your_meshes", "reconstruct_your_scan")  # they start further processes, and train
+CARS = Path(__file__).resolve().parents[2] / "shared/mini_car/mini_car.pt"
+SLOW = (
+    "train_on_your_meshes",
+    "reconstruct_your_scan",
+    "pressure_on_your_surfaces",
+)  # they start further processes, and train
 
 
 @pytest.mark.parametrize(
@@ -24,5 +29,14 @@ def test_example_runs(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert capsys.readouterr().out
 
 
-def test_there_are_six():
-    assert len(EXAMPLES) == 6
+def test_there_are_seven():
+    assert len(EXAMPLES) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CARS.exists(), reason=f"{CARS} is not there")
+def test_pressure_on_cars(monkeypatch: pytest.MonkeyPatch, capsys):
+    (example,) = (file for file in EXAMPLES if file.stem == "pressure_on_your_surfaces")
+    monkeypatch.setattr("sys.argv", [str(example), str(CARS)])
+    runpy.run_path(str(example), run_name="__main__")
+    assert "relative L2" in capsys.readouterr().out

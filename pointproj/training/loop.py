@@ -168,9 +168,9 @@ class Training:
         self.divergence = DivergenceCheck(config, run.path)
         self.pace = report.Pace()
         self.first_step_ended: float | None = None  # seconds since the epoch, of this process
-        # The status that is not read yet, with the learning rate if a progress line is due.
-        self.pending: tuple[Status, float | None] | None = None
+        self.pending: tuple[Status, float | None] | None = None  # not read; the rate if a line is due
         self.measure = None if data.statistics is None else FieldMeasures(data.statistics)
+        self.chooses = self.measure is None or data.validation is not None  # fields: not by test samples
         self.chosen_by = data.test if data.validation is None else data.validation  # decides on best.pt
         candidates = baselines(config, data, self.device, self.backend)
         evaluated = {words: self._evaluate(each, self.chosen_by) for words, each in candidates.items()}
@@ -278,9 +278,7 @@ class Training:
         position.errors.append([position.step, error])
         log.info("step %d: validation %s", position.step, report.one_line(evaluation, self.baseline))
         self._record("validation", **evaluation.means())
-        # Without validation samples, the last checkpoint of fields is taken.
-        chooses = self.measure is None or self.data.validation is not None
-        if position.step > 0 and error < position.best and chooses:
+        if position.step > 0 and error < position.best and self.chooses:
             position.best = error
             self._save(checkpoint.BEST)
 
@@ -395,7 +393,8 @@ class Training:
             f"batches of {batches}, {loader.steps_per_epoch} steps an epoch, {self.total_steps} in all"
         )
         if data.validation is None:
-            log.warning("no training meshes are held out: best.pt is chosen by the test meshes")
+            taken = "best.pt is chosen by the test meshes" if self.chooses else "last.pt is the result"
+            log.warning("no training meshes are held out: %s", taken)
         if loader.shapes_a_step > len(data.train):
             words = "training.batch_size=%d exceeds the number of training meshes: each step takes all %d"
             log.warning(words, size, len(data.train))
