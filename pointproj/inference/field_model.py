@@ -68,7 +68,7 @@ class FieldModel:
             parts.append(
                 model.decode(batch["query_points"], encoding, query_features=batch["query_features"])
             )
-        values = self.statistics.in_units(torch.cat(parts)[0].double()).float().cpu()
+        values = self.statistics.in_units(torch.cat(parts, dim=1)[0].double()).float().cpu()
         return {name: each.numpy() for name, each in statistics.split(values).items()}
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:

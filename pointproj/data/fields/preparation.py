@@ -116,13 +116,13 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
     order = generator.permutation(len(sample.points))
     origin = sample.points.mean(0)
     values = np.concatenate([*sample.values.values()], axis=1)
-    on_surface = sample.areas is not None and sample.normals is not None
+    weights = np.ones(len(values)) if sample.areas is None else sample.areas
+    on_surface = sample.normals is not None
     columns = [sample.points - origin, values]
     if on_surface:
-        columns[1:1] = [sample.normals, sample.areas[:, None]]
+        columns[1:1] = [sample.normals, weights[:, None]]
     field = np.concatenate([column[order] for column in columns], axis=1)
     cloud = cloud_of(sample, origin, MOST_CLOUD, generator)
-    weights = sample.areas if sample.areas is not None else np.ones(len(values))
     weights = weights / weights.sum()
     extent = cloud[:, :3] + origin
     facts = {
