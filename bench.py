@@ -12,10 +12,11 @@ require_application()  # before its packages are imported
 import hydra
 from omegaconf import DictConfig
 
+from pointproj import command_line
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
 from pointproj.runtime import distributed, overrides
-from pointproj.runtime.errors import is_user_error
+from pointproj.runtime.errors import exit_on_config_error, is_user_error
 
 register_schema()
 
@@ -37,13 +38,15 @@ def bench(composed: DictConfig) -> None:
 
 def main() -> None:
     """Run, and exit with 130 after Ctrl-C: the rows measured until then are in the file."""
+    sys.argv[1:] = command_line.overrides(sys.argv[1:], vars(BenchConfig()))
     try:
         overrides.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        bench()
+        with exit_on_config_error():
+            bench()
     except KeyboardInterrupt:
         print("interrupted; the rows measured so far are in the file", file=sys.stderr)
         sys.exit(130)

@@ -15,9 +15,10 @@ require_application()  # before the application's packages are imported
 import hydra
 from omegaconf import DictConfig
 
-from pointproj.config import ConfigError, register_schema
+from pointproj import command_line
+from pointproj.config import Config, ConfigError, register_schema
 from pointproj.runtime import distributed, overrides, sweep
-from pointproj.runtime.errors import print_any_text
+from pointproj.runtime.errors import exit_on_config_error, print_any_text
 from pointproj.runtime.run_folder import RunError, run_name
 from pointproj.runtime.signals import Stopped
 
@@ -35,6 +36,7 @@ def hydra_main(composed: DictConfig) -> None:
 def main() -> None:
     """Check the command line, and run all jobs; exit with 1 if one failed, with 128 + N after signal N."""
     print_any_text()
+    sys.argv[1:] = command_line.overrides(sys.argv[1:], vars(Config()))
     try:
         overrides.check_arguments(sys.argv[1:], Path(__file__).parent / "conf")
         overrides.check_output(sys.argv[1:])
@@ -45,7 +47,8 @@ def main() -> None:
     # OpenMP reads this when torch is imported; waiting threads then leave their cores to other work.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        hydra_main()
+        with exit_on_config_error():
+            hydra_main()
     except KeyboardInterrupt as error:
         stopped = error if isinstance(error, Stopped) else Stopped()
         print(stopped, file=sys.stderr)

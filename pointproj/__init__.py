@@ -23,6 +23,7 @@ __all__ = [
     "knn_aggregate",
     "radius_aggregate",
     "radius_neighbors",
+    "vector_attend",
 ]
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pointproj.ops.list_sums import aggregate
     from pointproj.ops.neighbor_lists import NeighborList, Neighbors, radius_neighbors
     from pointproj.ops.registry import backends
+    from pointproj.ops.vector_attention import vector_attend
 
 
 MODULES = {
@@ -48,6 +50,7 @@ MODULES = {
     "farthest_points": "ops.farthest_points",
     "backends": "ops.registry",
     "radius_neighbors": "ops.neighbor_lists",
+    "vector_attend": "ops.vector_attention",
 }
 
 

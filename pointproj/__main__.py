@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
+from pointproj import __version__
+
 
 class Command(NamedTuple):
     """A command of the command line."""
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "COMMAND --help shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"pointproj {__version__}")
     parser.add_argument("command", metavar="COMMAND", choices=[*LIBRARY, *APPLICATION], help="see below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the command")
     given = parser.parse_args(arguments)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pointproj import command_line
 from pointproj.machine import device_name, driver_version, installed_version, missing_gpu
 
 KEYS = ("backend", "device", "allocator")
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__)
         return 0
     requested = {}
-    for argument in arguments:
+    for argument in command_line.overrides(arguments, KEYS):
         key, _, value = argument.partition("=")
         if key not in KEYS or not value:
             print(f"{argument}: expected {', '.join(f'{key}=NAME' for key in KEYS)}", file=sys.stderr)
@@ -187,8 +188,8 @@ def _try_backend(backend: str, device: str) -> Verdict:
     if device == "cuda" and missing_gpu():
         return Verdict(subject, f"{missing_gpu()}; write device=cpu or device=auto")
     chosen = "cpu" if device == "cpu" or missing_gpu() else "cuda"
-    generator = torch.Generator().manual_seed(0)
-    query, points = (torch.rand(count, 3, generator=generator) for count in (32, 256))
+    generator = torch.Generator("cpu").manual_seed(0)
+    query, points = (torch.rand(count, 3, generator=generator, device="cpu") for count in (32, 256))
     try:
         rows = knn(query.to(chosen), points.to(chosen), 7, backend=backend)[1].cpu()
     except (BackendUnavailable, ValueError) as error:

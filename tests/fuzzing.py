@@ -32,6 +32,7 @@ from pointproj.geometry.meshes import MeshError
 from pointproj.runtime import memory, tensor_file
 from pointproj.training import checkpoint
 from pointproj.training.checkpoint import CheckpointError
+from tests.geometry import test_scans as scans
 from tests.geometry.test_files import READABLE
 from tests.geometry.test_formats import BOX_GLB, BOX_SCENE, BOX_TEXT, OTHER_FORMATS, STL_FILES, archive_of
 
@@ -111,6 +112,11 @@ def archived(*arrays: np.ndarray, **named: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def written(path: Path, write: Callable[..., None], *given: object, **named: object) -> bytes:
+    write(path, *given, **named)
+    return path.read_bytes()
+
+
 def cloud_reader(suffix: str, folder: Path) -> Reader:
     """Of points, or of meshes where the format knows both."""
     corners = np.random.default_rng(0).normal(size=(12, 6))
@@ -126,8 +132,16 @@ def cloud_reader(suffix: str, folder: Path) -> Reader:
         ".npz": [archived(points=corners[:, :3], normals=corners[:, 3:]), archived(corners)],
         ".ply": [ply + "end_header\n" + text[3]],
         ".obj": ["".join(f"v {line}\n" for line in text[3].splitlines())],
+        ".pts": ["12\n" + text[3], "x;y;z;nx;ny;nz\n" + text[6].replace(" ", ";").replace(".", ",")],
     }
     path = folder / f"cloud{suffix}"
+    if suffix in (".las", ".laz"):
+        seeds[suffix] = [written(path, scans.las, corners[:, :3] + scans.CENTRE, withheld=[1])]
+    elif suffix == ".pcd":
+        kinds = "ascii", "binary", "binary_compressed"
+        seeds[suffix] = [written(path, scans.pcd, corners[:, :3], encoding=kind) for kind in kinds]
+    elif suffix == ".e57":
+        seeds[suffix] = [written(path, scans.e57, (corners[:, :3], {}))]
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
@@ -180,7 +194,7 @@ def checkpoint_reader(folder: Path, *, inside: bool) -> Reader:
 def readers(folder: Path) -> dict[str, Reader]:
     """All readers by name; ``folder`` is theirs."""
     meshes = ".off", ".obj", ".ply", ".stl", ".glb", ".gltf", ".3mf"
-    clouds = ".xyz", ".npy", ".npz", ".ply", ".obj"
+    clouds = ".xyz", ".npy", ".npz", ".ply", ".obj", ".pts", ".las", ".laz", ".pcd", ".e57"
     return {
         **{suffix: mesh_reader(suffix) for suffix in meshes},
         **{f"{suffix}, cloud": cloud_reader(suffix, folder) for suffix in clouds},

@@ -6,7 +6,7 @@ from tests.fuzzing import fuzz, readers
 
 COUNTS = {
     **dict.fromkeys((".off", ".obj", ".ply", ".stl"), 2000),
-    **dict.fromkeys((".xyz, cloud", ".npy, cloud", ".ply, cloud", ".obj, cloud"), 600),
+    **dict.fromkeys((".xyz, cloud", ".npy, cloud", ".ply, cloud", ".obj, cloud", ".laz, cloud"), 600),
     **dict.fromkeys((".pt", ".pt, inside"), 400),
 }
 

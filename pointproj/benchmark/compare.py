@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
+from pointproj import command_line
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
 from pointproj.benchmark.table import markdown
 
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
-    files = parser.parse_args(arguments)
+    files = command_line.parse(parser, arguments)
     try:
         print(report(read_rows(files.before), read_rows(files.after)))
     except (OSError, ValueError) as error:

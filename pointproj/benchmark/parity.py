@@ -111,8 +111,11 @@ class Expected:
             own = rows[:, None] == torch.arange(exact.shape[1], device=self.device)
             exact = exact.masked_fill(own, torch.inf)
         fewest, largest = ((exact <= radius * (1 + sign * BOUNDARY)).sum(1) for sign in (-1, 1))
-        if found.counts is not None and _outside(found.counts[rows], fewest, largest):
-            return WRONG
+        if found.counts is not None:
+            limits = found.counts[rows], fewest, largest
+            # Counts of nearest neighbours may end at one more than the most.
+            if _outside(*(limits if most is None else (limit.clamp(max=most + 1) for limit in limits))):
+                return WRONG
         position = torch.full((len(self.query),), -1, device=self.device)
         position[rows] = torch.arange(len(rows), device=self.device)
         row = position[found.queries]

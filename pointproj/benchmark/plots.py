@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from pointproj import command_line
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
 from pointproj.benchmark.table import NAMED, short
 
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
         prog="python -m pointproj benchmark-plots", description="Pictures of the benchmark's result files."
     )
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
-    for file in parser.parse_args(arguments).files:
+    for file in command_line.parse(parser, arguments).files:
         try:
             print(draw(file) or f"{file}: no times of W1 and W2")
         except ValueError as error:

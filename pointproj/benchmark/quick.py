@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markdown import Markdown
 
+from pointproj import command_line
 from pointproj.benchmark import league, peers, plots
 from pointproj.benchmark.config import DEVICES, MODES, BenchConfig
 from pointproj.benchmark.results import OK, Row, select
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--minutes", type=float, help="rows not begun by then are left out; default: 2, with --peers all 20"
     )
-    chosen = parser.parse_args(arguments)
+    chosen = command_line.parse(parser, arguments)
     device = choose_device(chosen.device)
     every = chosen.peers == "all"
     if every:

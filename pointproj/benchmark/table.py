@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pointproj import command_line
 from pointproj.benchmark.config import WITH_RMM
 from pointproj.benchmark.results import MISSING, OK, SKIPPED, Row, fastest, read_rows, require_one_run, select
 from pointproj.benchmark.tutorial import LINES
@@ -338,7 +339,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("files", nargs="+", type=Path, help="CSV files of bench.py")
     parser.add_argument("--output", type=Path, help="write the page here instead of printing it")
     parser.add_argument("--readme", type=Path, help="renew the table in this page, from the first file")
-    chosen = parser.parse_args(arguments)
+    chosen = command_line.parse(parser, arguments)
     try:
         text = page(*map(read_rows, chosen.files))
         if chosen.readme is not None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from pointproj import command_line
 from pointproj.machine import PROJECT
 
 
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         description="Measure the lines of the tutorial's table, each in a process of its own.",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of bench.py, such as output=t.csv")
-    overrides = parser.parse_args(arguments).overrides
+    overrides = command_line.parse(parser, arguments).overrides
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     further = ["output=tutorial.csv", f"started='{started}'", *overrides]
     failed = [line.label for line in LINES if subprocess.run(command(line, further)).returncode]

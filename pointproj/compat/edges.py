@@ -203,9 +203,7 @@ def _batched_radius(
     return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
 
 
-@torch.library.custom_op(
-    "pointproj::batched_fps", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
-)
+@torch.library.custom_op("pointproj::batched_fps", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _batched_fps(
     src: Tensor,
     batch: Tensor | None,

@@ -93,7 +93,7 @@ def coordinates(**points: Tensor) -> tuple[Float[Tensor, "*points d"], ...]:
 
 
 def narrowed(values: Float[Tensor, "*shape"], *points: Tensor) -> Float[Tensor, "*shape"]:
-    """Values computed from :func:`coordinates` of these points, in the dtype that the points have together."""
+    """Values computed from :func:`coordinates` of these points, in the dtype that these have together."""
     dtype = functools.reduce(torch.promote_types, (given.dtype for given in points))
     return values.to(dtype) if dtype.is_floating_point else values
 
@@ -205,7 +205,9 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     if isinstance(radius, Tensor):
         squared = radius.square()
         return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
-    squared = torch.tensor(radius * radius, dtype=points.dtype, device="cpu")  # the product in float64, then rounded
+    squared = torch.tensor(
+        radius * radius, dtype=points.dtype, device="cpu"
+    )  # the product in float64, then rounded
     return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
 
 

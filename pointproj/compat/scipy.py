@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pointproj.compat.pairs import SearchedPoints, array, number_or_tensor, pairs_within, split
+from pointproj.compat.pairs import SearchedPoints, array, narrowed, number_or_tensor, pairs_within, split
 
 __all__ = ["KDTree", "cKDTree"]
 
@@ -94,7 +94,7 @@ class cKDTree:  # noqa: N801 - its name there
             wanted = [rank - 1 for rank in ranks]
             distances, rows = distances[:, wanted], rows[:, wanted]
         shape = x.shape[:-1] if isinstance(k, Integral) and k == 1 else (*x.shape[:-1], rows.shape[1])
-        return distances.reshape(shape), rows.reshape(shape)
+        return narrowed(distances.reshape(shape), x, self.data), rows.reshape(shape)
 
     def query_ball_point(
         self,

@@ -15,6 +15,7 @@ from pointproj.compat.pairs import (
     SearchedPoints,
     array,
     by_distance,
+    narrowed,
     number_or_tensor,
     others,
     pairs_within,
@@ -90,7 +91,9 @@ class NearestNeighbors:
                 f"Expected n_neighbors <= n_samples_fit, but n_neighbors = {k}, "
                 f"n_samples_fit = {self.n_samples_fit_}" + (", itself left out" if X is None else "")
             )
-        distances, rows = searched.nearest(k + (X is None), X=self._queries(X))
+        queries = self._queries(X)
+        distances, rows = searched.nearest(k + (X is None), X=queries)
+        distances = narrowed(distances, queries, *searched.given.values())
         if X is None:
             columns = others(rows)
             distances, rows = distances.gather(1, columns), rows.gather(1, columns)

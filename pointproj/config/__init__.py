@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationResolutionError
 
 # ruff: noqa: F401 - other modules import the schema's names from here
 from pointproj.config.checks import problems_of
@@ -51,11 +52,17 @@ def to_config(composed: Any) -> Config:
     In the result, ``data.queries`` and the values of ``projector`` are not null. Raises ConfigError, which
     lists all values that are missing, out of range, or in conflict with others.
     """
-    missing = sorted(OmegaConf.missing_keys(composed))
-    if missing:
-        choices = ", ".join(f"{key.removesuffix('.name')}=..." for key in missing)
-        raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
-    config = OmegaConf.to_object(composed)
+    try:
+        missing = sorted(OmegaConf.missing_keys(composed))
+        if missing:
+            choices = ", ".join(f"{key.removesuffix('.name')}=..." for key in missing)
+            raise ConfigError(f"no choice was made for {', '.join(missing)}: write {choices}")
+        config = OmegaConf.to_object(composed)
+    except InterpolationResolutionError as error:
+        reason = str(error.msg or error).strip().splitlines()[0]
+        raise ConfigError(
+            f"{error.full_key} has no value, as ${{...}} in it cannot be filled in: {reason}"
+        ) from error
     if config.data.queries is None:  # random points, unless target or neighbours need the grid
         target = TARGETS.get(config.target.name)
         of_mesh = target is not None and (target.of_mesh or target.is_measured)

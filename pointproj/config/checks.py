@@ -38,6 +38,7 @@ def _misplaced(config: Config) -> Iterator[str]:
     generated = "furniture", "mixed"
     values = [
         ("backend", "algorithm", config.backend.algorithm, ("cuml",), "leave it out"),
+        ("backend", "exact", "" if config.backend.exact else "false", ("cuml",), "leave it out"),
         ("data", "download", data.download, ("modelnet10",), "leave it out"),
         ("data", "varied", data.varied, generated, "leave it out"),
         ("data", "defects", data.defects, generated, "leave it out"),

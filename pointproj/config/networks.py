@@ -183,6 +183,19 @@ class AttentionConfig(ProjectorConfig):
         yield from super().problems(config)
 
 
+@dataclass
+class PairsConfig(ProjectorConfig):
+    """MLP on the reference points, an MLP on the pairs of each query point at two scales, MLP."""
+
+    NETWORK: ClassVar[str] = "pointproj.nn.pairs_projector:PairsProjector"
+
+    name: str = value("pairs", "the network")
+    k: int = value(8, "neighbours of each query point, at each of two scales", least=1)
+    wide: int = value(4, "how many times as many neighbours the larger scale spans", least=1, most=1000)
+    hidden_channels: int = value(32, "width of all layers", least=1, most=512)
+
+
 NETWORKS: dict[str, type[ProjectorConfig]] = {
-    network.name: network for network in (KnnConfig, RadiusConfig, VisibilityConfig, AttentionConfig)
+    network.name: network
+    for network in (KnnConfig, RadiusConfig, VisibilityConfig, AttentionConfig, PairsConfig)
 }

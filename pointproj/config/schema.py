@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from pointproj.config.targets import TARGETS
-from pointproj.config.values import value
+from pointproj.config.values import LARGEST_WHOLE, value
 
 SAMPLINGS = ("area", "even", "scan", "sensors")
 
@@ -22,6 +22,7 @@ class BackendConfig:
 
     name: str = value(MISSING, "a backend, or `auto` for the fastest that can run here")
     algorithm: str | None = value(None, "how `backend=cuml` searches", choices=("auto", "brute", "rbc"))
+    exact: bool = value(True, "false: with `backend=cuml` cuML's own result, rounded in single precision")
 
 
 @dataclass
@@ -244,7 +245,7 @@ class OptimizerConfig:
 class TrainingConfig:
     """The loop."""
 
-    epochs: int = value(40, "passes over the training shapes", least=1)
+    epochs: int = value(40, "passes over the training shapes", least=1, most=1_000_000_000)
     weights: str | None = value(
         None, "checkpoint or run with initial weights, used where shapes agree; null: random weights"
     )
@@ -311,5 +312,5 @@ class Config:
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     device: str = value("auto", "`auto`: CUDA if there is a GPU, else CPU", choices=("auto", "cpu", "cuda"))
     compile: bool = value(False, "compile the network and, on CUDA, capture the whole step in one CUDA graph")
-    seed: int = value(0, "seed of weights, samples, order and augmentation", least=0, most=2**63 - 1)
+    seed: int = value(0, "seed of weights, samples, order and augmentation", least=0, most=LARGEST_WHOLE)
     resume: str | None = value(None, "checkpoint or run to continue; `auto`: the newest of this config")

@@ -17,6 +17,7 @@ BOUNDS = {  # words for each bound, and the comparison of a value with it
     "most": ("of at most", operator.le),
     "below": ("below", operator.lt),
 }
+LARGEST_WHOLE = 2**63 - 1  # of 64 bits, in which checkpoints, seeds and counts are stored
 LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, for normal numbers
 
 
@@ -65,13 +66,17 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
 
     ``key`` names a value or section of the schema ``config``, and ``given`` is the value that Hydra parsed.
     """
+    *sections, name = key.split(".")
+    section = config
+    for each in sections:
+        section = getattr(section, each)
+    entry = type(section).__dataclass_fields__[name]
+    if entry.type is bool and isinstance(given, int | float) and given not in (0, 1):
+        return type_words(entry)  # OmegaConf takes every number but 0 for true
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)
     except ValidationError:
-        *sections, name = key.split(".")
-        for section in sections:
-            config = getattr(config, section)
-        return type_words(type(config).__dataclass_fields__[name])
+        return type_words(entry)
     return None
 
 
@@ -116,5 +121,7 @@ def _expected(given: Any, entry: dataclasses.Field) -> str | None:
         return f"{expected}, and finite"
     if isinstance(given, float) and given != 0 and not LEAST_FLOAT <= abs(given) <= LARGEST_FLOAT:
         return f"0 or a number of size {LEAST_FLOAT:.2g} to {LARGEST_FLOAT:.2g}, as float32 holds it"
+    if isinstance(given, int) and abs(given) > LARGEST_WHOLE:
+        return f"{expected}, and of at most {LARGEST_WHOLE}"
     bounds = [(name, allowed[name]) for name in BOUNDS if allowed.get(name) is not None]
     return None if all(BOUNDS[name][1](given, bound) for name, bound in bounds) else expected

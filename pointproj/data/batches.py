@@ -88,7 +88,7 @@ def batches(
             generator=torch.Generator(),  # else starting workers would advance torch's global random state
         )
     for batch, (chunk, share) in zip(stacked, behind, strict=True):
-        shared = {} if processes.is_single else {"share": torch.tensor(share)}
+        shared = {} if processes.is_single else {"share": torch.tensor(share, device="cpu")}
         yield {"query_points": dataset.query_points, "sampling": chunk[0].sampling, **batch, **shared}
 
 

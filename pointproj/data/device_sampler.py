@@ -140,7 +140,10 @@ def _rows(shapes: Iterable[Shape], random_queries: bool, most_bytes: int) -> Ite
             "vertices": torch.from_numpy(surface.vertices),
             "faces": torch.from_numpy(surface.faces).int() + vertices,
             "summed_areas": torch.from_numpy(surface.summed_areas),
-            **{name: torch.tensor([face], dtype=torch.int32) for name, face in first_and_last.items()},
+            **{
+                name: torch.tensor([face], dtype=torch.int32, device="cpu")
+                for name, face in first_and_last.items()
+            },
         }
         if random_queries:
             rows |= {"pool_points": shape.pool_points[None], "pool_values": shape.pool_values[None]}

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import requests
 
+from pointproj import command_line
 from pointproj.data.errors import DataError
 from pointproj.data.layout import layout_root
 from pointproj.runtime.progress_bar import progress
@@ -214,4 +215,4 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--root", type=Path, default=Path("data/modelnet10"), help="folder; data/modelnet10 by default"
     )
-    print(download_modelnet10(parser.parse_args(arguments).root))
+    print(download_modelnet10(command_line.parse(parser, arguments).root))

@@ -41,6 +41,32 @@ def mesh_files(data: DataConfig, helpers: HelperProcesses | None = None) -> list
     return files + _further_files(data, files, helpers)
 
 
+def unseen_meshes(data: DataConfig, limit: int | None = None) -> list[MeshFile]:
+    """List test meshes, at most ``limit`` of each class; generate none that is not listed.
+
+    Raises DataError if there are no meshes.
+    """
+    if data.name == "meshes":
+        files = folder_meshes(data)
+    elif data.name == "furniture":
+        count = data.test_meshes if limit is None else min(limit, data.test_meshes)
+        files = _furniture_files(replace(data, train_meshes=0), data.root, count, None)
+    else:
+        files = _real_files(data)
+    return first_of_classes([file for file in files if file.split == "test"], limit)
+
+
+def first_of_classes(files: Sequence[MeshFile], limit: int | None) -> list[MeshFile]:
+    """Return the files in their order, the first ``limit`` of each class."""
+    taken: Counter[str] = Counter()
+    chosen = []
+    for file in files:
+        taken[file.class_name] += 1
+        if limit is None or taken[file.class_name] <= limit:
+            chosen.append(file)
+    return chosen
+
+
 def _real_files(data: DataConfig) -> list[MeshFile]:
     root = Path(data.root or "data/modelnet10")
     if data.download:
@@ -125,14 +151,21 @@ def folder_meshes(data: DataConfig) -> list[MeshFile]:
         raise DataError("data=meshes reads any folder of mesh files: write data.root=FOLDER")
     root = Path(data.root)
     classes: dict[str, list[Path]] = {}
+    others: Counter[str] = Counter()
     for path in sorted(root.rglob("*")):
         parts = path.relative_to(root).parts
-        hidden = any(part.startswith((".", "__")) for part in parts)
-        if path.suffix.lower() in MESH_SUFFIXES and path.is_file() and not hidden:
+        if any(part.startswith((".", "__")) for part in parts) or not path.is_file():
+            continue
+        if path.suffix.lower() in MESH_SUFFIXES:
             classes.setdefault(parts[0] if len(parts) > 1 else root.resolve().name, []).append(path)
+        else:
+            others[path.suffix.lower() or "no suffix"] += 1
+    unread = ", ".join(f"{count} of {suffix}" for suffix, count in others.most_common())
     if not classes:
-        kinds = ", ".join(MESH_SUFFIXES)
-        raise DataError(f"no meshes in {root}: write data.root=FOLDER, a folder with files of {kinds}")
+        kinds, found = ", ".join(MESH_SUFFIXES), f" (found: {unread})" if others else ""
+        raise DataError(f"no meshes in {root}{found}: write data.root=FOLDER, a folder with files of {kinds}")
+    if others:
+        log.warning("%s: files of other kinds are not read: %s", root, unread)
     files = [
         MeshFile(path, name, "train")
         for name in chosen_classes(data.classes, classes, root)

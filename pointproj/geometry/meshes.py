@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 LONGEST_SIDE = 1.8
 """Longest side of a normalised mesh: the query cube [-1, 1]^3 keeps a margin of 0.1 around every shape."""
@@ -91,6 +93,17 @@ def face_areas(mesh: Mesh) -> Float[np.ndarray, " F"]:
     """Return the area of each face, float64, in squares of the mesh's units."""
     a, b, c = np.moveaxis(mesh.vertices[mesh.faces], 1, 0)
     return np.sqrt((np.cross(b - a, c - b) ** 2).sum(axis=1)) / 2
+
+
+def piece_volumes(mesh: Mesh) -> Float[np.ndarray, " pieces"]:
+    """Return the volume of each connected surface of a mesh, largest first; that of a cavity is negative."""
+    corners, faces = mesh.vertices[mesh.faces].astype(np.float64), mesh.faces
+    volumes = np.einsum("fi,fi->f", corners[:, 0], np.cross(corners[:, 1], corners[:, 2])) / 6
+    ends = faces[:, :2].T.ravel(), faces[:, 1:].T.ravel()
+    edges = coo_array((np.ones(len(ends[0])), ends), shape=[len(mesh.vertices)] * 2)
+    _, labels = connected_components(edges, directed=False)
+    _, pieces = np.unique(labels[faces[:, 0]], return_inverse=True)
+    return np.sort(np.bincount(pieces, volumes))[::-1]
 
 
 def query_grid(side: int) -> Float[np.ndarray, "n 3"]:

@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,11 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pointproj import command_line
 from pointproj.data.clouds import SampledCloud, Sampling, sample_cloud
 from pointproj.data.dataset import TEST_SEED
 from pointproj.data.errors import DataError
 from pointproj.data.layout import MeshFile, find_meshes
-from pointproj.data.sources import mesh_files
+from pointproj.data.sources import first_of_classes, unseen_meshes
 from pointproj.geometry.baselines import baseline, baselines
 from pointproj.geometry.files import parse_mesh, read_content, write_mesh
 from pointproj.geometry.isosurfaces import Reconstruction, extract_surface, reconstruct
@@ -184,11 +184,10 @@ def _default_workers(device: torch.device) -> int:
 
 
 def _test_files(trained: TrainedModel, folder: Path | None, limit: int | None) -> list[MeshFile]:
-    files, taken = [], Counter()
-    for file in mesh_files(trained.config.data) if folder is None else find_meshes(folder):
-        if file.split == "test" and (limit is None or taken[file.class_name] < limit):
-            taken[file.class_name] += 1
-            files.append(file)
+    if folder is None:
+        files = unseen_meshes(trained.config.data, limit)
+    else:
+        files = first_of_classes([file for file in find_meshes(folder) if file.split == "test"], limit)
     if not files:
         raise DataError(f"there is no test mesh in {folder or trained.config.data.root}")
     return files
@@ -227,7 +226,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     )
     help_out = "folder; by default evaluation/ beside the checkpoint, outputs/evaluation for the package's"
     parser.add_argument("--out", type=Path, help=help_out)
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     given.out = given.out or (Path("outputs") if given.checkpoint is PACKAGED else folder) / "evaluation"
     return given
@@ -253,6 +252,7 @@ def main(arguments: Sequence[str]) -> None:
     if watertight and given.samples is None:
         chosen = {name: sampling for name, sampling in chosen.items() if sampling.is_scan}
     sampled = ", ".join(f"{name} ({sampling.points:,} points)" for name, sampling in chosen.items())
+    log.info("%s", trained.origin)
     log.info("%d meshes, sampled as %s, surface from %d^3, %s", len(files), sampled, side, device)
     protocol = given.protocol or "pointproj"
     facts = {"checkpoint": given.checkpoint, "side": side, "device": device, "protocol": protocol}
@@ -260,19 +260,23 @@ def main(arguments: Sequence[str]) -> None:
     measured: dict[MeshFile, list[Measured]] = {file: [] for file in files}
     jobs = {file: partial(job, file) for file in files}
     workers = given.workers or _default_workers(trained.device)
-    with HelperProcesses(workers, fewest_jobs=FEWEST_MESHES) as helpers:
-        for file, of_file in helpers.results("evaluating", jobs, "meshes"):
-            measured[file] = of_file
-            results = [*itertools.chain(*measured.values())]
-            if results:
-                write_csv(out / "results.csv", results, facts)  # so that an interruption loses nothing
-            for result in of_file:
-                if result.method == NETWORK:
-                    iou, f_score = result.values["iou"], result.values["f_score"]
-                    log.info("%-18s %-5s IoU %.3f, F-score %.3f", file.name, result.samples, iou, f_score)
+    results: list[Measured] = []
+    try:
+        with HelperProcesses(workers, fewest_jobs=FEWEST_MESHES) as helpers:
+            for file, of_file in helpers.results("evaluating", jobs, "meshes"):
+                measured[file] = of_file
+                results = [*itertools.chain(*measured.values())]
+                if results:
+                    write_csv(out / "results.csv", results, facts)  # also if this process is killed
+                for result in of_file:
+                    if result.method == NETWORK:
+                        iou, f_score = result.values["iou"], result.values["f_score"]
+                        log.info("%-18s %-5s IoU %.3f, F-score %.3f", file.name, result.samples, iou, f_score)
+    finally:  # also of the meshes that were finished before an interruption
+        if results:
+            write_page(out / "index.html", results, facts)
+            write_summary(out, results)
     if not results:
         raise DataError(f"none of the {len(files)} meshes has an inside, so there is nothing to compare")
-    write_page(out / "index.html", results, facts)
-    write_summary(out, results)
     log.info("%s", summary_table(results))
     log.info("pictures, worst first: %s; in its folder summary.md, CSV files, meshes/", out / "index.html")

@@ -1,7 +1,8 @@
-"""Export a trained network as two files that need only torch.
+"""Export a trained network as files that need only torch.
 
 The program (ExportedProgram) has only plain torch operators, and runs on any device of torch. The package
-(AOTInductor) is compiled for this machine's device and needs no Python. Both take query points ``(Q, 3)`` and
+(AOTInductor) is compiled for this machine's device and needs no Python. It checks nothing: in
+Python, the script ``load.py`` beside it loads it and checks inputs. Both take query points ``(Q, 3)`` and
 reference points ``(N, 3)``, then normals and sensors ``(N, 3)`` if the network uses them, and return
 ``(Q, 1)``. Q and N must be at least 2, and N at least the number of neighbours.
 """
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
+from pointproj import command_line
 from pointproj.config import Config, nearest
 from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 PROGRAM = "projector.program.pt2"
 PACKAGE = "projector.package.pt2"
+LOADER = "load.py"
 SIZES = ((300, 500), (71, 130))  # Q and N for the comparison; the first are those of the trace
 TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
@@ -65,6 +68,7 @@ class Exported(NamedTuple):
 
     program: Path
     package: Path
+    loader: Path  # a Python script that loads the package, and checks its inputs
     differences: dict[str, float]  # by file name: largest difference, relative to the largest value
 
 
@@ -75,7 +79,8 @@ class CloudField(nn.Module):
         super().__init__()
         self.network = network
         self.settings = config.projector
-        self.inputs = 2 + bool(self.settings.normals) + bool(self.settings.sensors)
+        more = {"normals": self.settings.normals, "sensors": self.settings.sensors}
+        self.inputs = ["query_points", "reference_points", *(name for name, used in more.items() if used)]
 
     def forward(
         self,
@@ -91,7 +96,7 @@ class CloudField(nn.Module):
 
 
 def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "auto") -> Exported:
-    """Write both files, each completely or not at all, and compare them with the network.
+    """Write the files, each completely or not at all, and compare them with the network.
 
     Parameters
     ----------
@@ -133,7 +138,14 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
         save, load = partial(torch.export.save, program), lambda path: torch.export.load(path).module()
         differences = {PROGRAM: _write(out / PROGRAM, save, load, plain, chosen)}
         differences[PACKAGE] = _write_package(out / PACKAGE, traced, plain, chosen)
-    return Exported(out / PROGRAM, out / PACKAGE, differences)
+        _copy_loader(out / LOADER)
+    return Exported(out / PROGRAM, out / PACKAGE, out / LOADER, differences)
+
+
+def _copy_loader(path: Path) -> None:
+    """Write the script, whole or not at all."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        os.replace(shutil.copy(Path(__file__).with_name(LOADER), folder), path)
 
 
 def _write_package(
@@ -141,14 +153,19 @@ def _write_package(
 ) -> float:
     """Compile with each compiler in turn until the package runs; return the largest difference."""
     compiler, *others = _compilers()
+    metadata = {"inputs": " ".join(network.inputs), "fewest_points": str(_fewest_points(network.settings))}
+
+    def compile_with(compiler: str) -> Callable[[str], None]:
+        return partial(_compile, program, compiler, metadata)
+
     for following in others:
         try:
-            return _write(path, partial(_compile, program, compiler), _in_its_own_process, network, device)
+            return _write(path, compile_with(compiler), _in_its_own_process, network, device)
         except PackageCrashError as error:
             log.warning("compiled with %s, %s does not run (%s)", compiler, PACKAGE, error.said)
             log.warning("compiling it again, with %s", following)
             compiler = following
-    return _write(path, partial(_compile, program, compiler), _in_its_own_process, network, device)
+    return _write(path, compile_with(compiler), _in_its_own_process, network, device)
 
 
 def _compilers() -> list[str]:
@@ -162,9 +179,12 @@ def _compilers() -> list[str]:
     return [first] if not (found and known) or os.path.samefile(found, known) else [first, found]
 
 
-def _compile(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
+def _compile(
+    program: torch.export.ExportedProgram, compiler: str, metadata: dict[str, str], path: str
+) -> None:
+    settings = {"cpp.cxx": (None, compiler), "aot_inductor.metadata": metadata}
     try:
-        with torch._inductor.config.patch({"cpp.cxx": (None, compiler)}):
+        with torch._inductor.config.patch(settings):
             torch._inductor.aoti_compile_and_package(program, package_path=path)
     except InductorError as error:
         raise ExportError(
@@ -250,7 +270,7 @@ def _trace(
 ) -> torch.export.ExportedProgram:
     """Trace the network; operators of the visibility network and those of ``forms`` become plain torch."""
     queries = torch.export.Dim("queries", min=2)
-    points = torch.export.Dim("points", min=max(2, config.projector.fewest_points))
+    points = torch.export.Dim("points", min=_fewest_points(config.projector))
     example = _example(network, SIZES[0], device)
     shapes = ({0: queries}, *[{0: points}] * (len(example) - 1))
     program = torch.export.export(network, example, dynamic_shapes=shapes, strict=False)
@@ -258,11 +278,15 @@ def _trace(
     return program.run_decompositions(own | (forms or {}))
 
 
+def _fewest_points(settings: Any) -> int:
+    return max(2, settings.fewest_points)  # for a tracer, 1 is another case than more
+
+
 def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) -> tuple[Tensor, ...]:
     """Return points in the query cube, the same in each call."""
-    generator = torch.Generator().manual_seed(0)
-    rows = (sizes[0], *[sizes[1]] * (network.inputs - 1))
-    return tuple((torch.rand(n, 3, generator=generator) * 2 - 1).to(device) for n in rows)
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows = (sizes[0], *[sizes[1]] * (len(network.inputs) - 1))
+    return tuple((torch.rand(n, 3, generator=generator, device="cpu") * 2 - 1).to(device) for n in rows)
 
 
 def _write(
@@ -302,7 +326,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     out = given.out or folder
     require_writable(out)
@@ -310,3 +334,4 @@ def main(arguments: Sequence[str]) -> None:
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20
         print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")
+    print(f"{written.loader}  loads the package and checks its inputs")

@@ -10,17 +10,19 @@ from pathlib import Path
 import numpy as np
 from trimesh import Trimesh
 
+from pointproj import command_line
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.errors import DataError
 from pointproj.geometry.files import SINGLE_PRECISION, WRITERS, read_mesh, write_mesh
 from pointproj.geometry.files.measured import VTK_SUFFIXES
 from pointproj.geometry.files.measured.writing import SUFFIXES as VALUE_SUFFIXES
 from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
-from pointproj.geometry.isosurfaces import reconstruct
-from pointproj.geometry.meshes import LONGEST_SIDE, Mesh
+from pointproj.geometry.isosurfaces import reconstruct, side_for
+from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, piece_volumes
 from pointproj.geometry.sampling import PointSource
 from pointproj.inference.predict_values import predict_values
 from pointproj.inference.trained_model import (
+    MOST_SIDE,
     PACKAGED,
     SOLID_TARGETS,
     TrainedModel,
@@ -35,6 +37,7 @@ from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
 
+CRUMBS = 1e-3  # of the volume
 STRAY = 3.0  # a stray is this many times as far from the middle as 99% of the points
 
 
@@ -42,14 +45,15 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
     """Reconstruct a cloud, write the files, and return a line that describes the result.
 
     A file with the suffix ``.png`` gets a picture; the other ``files`` get the mesh, in the coordinates of
-    the cloud's file. The surface is extracted from a grid of ``side`` points a side, by default that of the
-    model's device. Raises DataError, and writes nothing, if the cloud has too few points, or lacks normals
-    that the model needs, or if the model finds nothing inside.
+    the cloud's file. The surface is extracted from a grid of ``side`` points a side, by default as many as
+    the cloud's spacing asks for, and at least those of the model's device. Raises DataError, and writes
+    nothing, if the cloud has too few points, or lacks normals that the model needs, or if the model finds
+    nothing inside.
     """
     _warn_of_strays(cloud)
     started = time.perf_counter()
     field = trained.field(cloud.points, cloud.normals, cloud.sensors)
-    side = side or trained.default_side
+    side = side or side_for(cloud.points, trained.default_side)
     mesh = reconstruct(field, cloud.name, side, cloud=cloud.points, device=str(trained.device)).mesh
     if not len(mesh.faces):
         raise DataError(
@@ -63,11 +67,12 @@ def predict(trained: TrainedModel, cloud: Cloud, files: Sequence[Path], side: in
             draw_rows(file, [(cloud.name, [points, surface_panel("reconstruction", mesh)])])
         else:
             write_mesh(placed, file)
-    solid = _written(placed, files)
+    solid, pieces = _written(placed, files), _pieces(mesh, side)
     closed = "watertight" if solid.is_watertight else "not watertight"
     return (
         f"{len(cloud.points):,} points, grid {side}^3: {len(solid.vertices):,} vertices, "
-        f"{len(solid.faces):,} faces, volume {solid.volume:.4g}, {closed}, {seconds:.1f} s"
+        f"{len(solid.faces):,} faces, volume {solid.volume:.4g}, {closed}, "
+        f"{pieces} piece{'s' * (pieces != 1)}, {seconds:.1f} s"
     )
 
 
@@ -80,6 +85,20 @@ def _written(mesh: Mesh, files: Sequence[Path]) -> Trimesh:
         vertices, same = np.unique(found.vertices, axis=0, return_inverse=True)  # STL repeats corners
         faces = same.reshape(-1)[found.faces]
     return Trimesh(vertices, faces, process=False)
+
+
+def _pieces(mesh: Mesh, side: int) -> int:
+    """Return how many separate solids a reconstruction has; warn if there are others than crumbs."""
+    volumes = piece_volumes(mesh)
+    solids = volumes[volumes > 0]  # others are cavities
+    beside = 1 - solids[0] / solids.sum()
+    if beside > CRUMBS:
+        log.warning(
+            "%s: %d separate pieces; all but the largest have %.2g%% of the volume. If they belong together, "
+            "write a finer grid, --side %d, or give more points",
+            *(mesh.name, len(solids), 100 * beside, min(2 * side, MOST_SIDE)),
+        )
+    return len(solids)
 
 
 def _warn_of_strays(cloud: Cloud) -> None:
@@ -147,7 +166,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     kinds = ", ".join([*WRITERS, *VALUE_SUFFIXES, ".vti"])
     help_out = f"folder of the results; or the file of the one result: {kinds}"
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
-    given = parser.parse_args(arguments)
+    given = command_line.parse(parser, arguments)
     is_file = given.files[0].suffix.lower() in (*SUFFIXES, *VTK_SUFFIXES)
     given.checkpoint = PACKAGED if is_file else given.files.pop(0)
     if not given.files:
@@ -169,6 +188,8 @@ def main(arguments: Sequence[str]) -> None:
             "weights of the package: trained on furniture that this project generates, for any use under its "
             f"licence, Apache-2.0 ({PACKAGED.parent / 'README.md'})"
         )
+    else:
+        log.info("%s", trained.origin)
     data = trained.config.data
     sampling = Sampling.for_prediction(data)
     if given.sensors is not None and not trained.config.projector.sensors:

@@ -33,11 +33,15 @@ PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that predicts solids, in evaluation mode on its device, with the config of its training."""
+    """A model that predicts solids, in evaluation mode on its device, with the config of its training.
+
+    ``origin`` says in a line of which checkpoint it is, and how far the training came.
+    """
 
     config: Config
     model: nn.Module
     device: torch.device
+    origin: str = ""
     statistics: FieldStatistics | None = None  # of the training samples, for target=field
 
     @property
@@ -131,7 +135,8 @@ def load_trained(
     usable_device(device)  # initialises Warp before an operator does, without its line on a missing driver
     backend, _ = resolve(backend, chosen.type, config.projector.OPERATOR)
     model = saved_network(path, content, config, backend)
-    return TrainedModel(config, model.to(chosen).eval(), chosen, saved_statistics(path, content))
+    origin = checkpoint.described(path, content)
+    return TrainedModel(config, model.to(chosen).eval(), chosen, origin, saved_statistics(path, content))
 
 
 def target_of(path: Path) -> str:

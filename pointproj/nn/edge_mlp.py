@@ -15,8 +15,8 @@ class EdgeMLP(nn.Module):
     Parameters
     ----------
     layers : torch.nn.Sequential
-        Linear layers and activations, as :func:`pointproj.edge_mlp` takes them. Their input is the neighbour's
-        feature, its relative position, the distance if asked, and the query's feature if given.
+        Linear layers and activations, as :func:`pointproj.edge_mlp` takes them. Their input is the
+        neighbour's feature, its relative position, the distance if asked, and the query's feature if given.
     with_distance, multiply_features, reduce, backend
         As for :func:`pointproj.edge_mlp`.
     """

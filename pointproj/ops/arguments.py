@@ -54,7 +54,7 @@ def check_points(query_points: Tensor, reference_points: Tensor, in_space: bool 
             f"query_points and reference_points must have one dtype; "
             f"got {query_points.dtype} and {reference_points.dtype}"
         )
-    _check_device("reference_points", reference_points, query_points)
+    check_device("reference_points", reference_points, query_points)
 
 
 def check_features(features: Tensor, reference_points: Tensor) -> None:
@@ -67,8 +67,8 @@ def check_features(features: Tensor, reference_points: Tensor) -> None:
         )
     if features.shape[-1] < 1:
         raise ValueError(f"features must have at least one channel; got shape {tuple(features.shape)}")
-    _check_dtype("features", features, FEATURES, "float16, bfloat16, float32 or float64")
-    _check_device("features", features, reference_points)
+    check_dtype("features", features, FEATURES, "float16, bfloat16, float32 or float64")
+    check_device("features", features, reference_points)
 
 
 def check_k(k: int, reference_points: Tensor) -> None:
@@ -92,11 +92,11 @@ def check_neighbor_indices(
     neighbor_indices: Tensor, query_points: Tensor, reference_points: Tensor, k: int
 ) -> None:
     """A row of k integers for each query point. Values on a GPU are not read."""
-    _check_dtype(
+    check_dtype(
         "neighbor_indices", neighbor_indices, INDICES, "an int32 or int64 tensor, as pointproj.knn gives"
     )
     shape = *query_points.shape[:-1], k
-    _check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
+    check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
     if neighbor_indices.numel() and is_readable(neighbor_indices):
         least, most = (int(value) for value in neighbor_indices.aminmax())
         size = reference_points.shape[-2]
@@ -124,7 +124,7 @@ def checked_radii(radius: float | Tensor, query_points: Tensor) -> float | Tenso
             f"{tuple(query_points.shape[:-1])}, one for each query; got {radius.dtype} of shape "
             f"{tuple(radius.shape)}"
         )
-    _check_device("radius", radius, query_points)
+    check_device("radius", radius, query_points)
     if is_readable(radius):
         wrong = radius[~((radius > 0) & radius.isfinite())]
         if len(wrong):
@@ -176,6 +176,21 @@ def check_list_form(max_neighbors: int | None, capacity: int | EllipsisType | No
         check_size("capacity", capacity, least=0)
 
 
+def checked_scales(
+    radii: object, most: object, capacity: int | EllipsisType | None, dtype: torch.dtype
+) -> tuple[float, ...]:
+    """The radii of several scales, each with its number of neighbours."""
+    given = (radii, most)
+    if any(not isinstance(value, tuple | list) or not value for value in given) or len(radii) != len(most):
+        raise ValueError(
+            "several scales need a tuple of radii and a tuple of max_neighbors, one for each radius; "
+            f"got radius={radii} and max_neighbors={most}"
+        )
+    for own in most:
+        check_list_form(own, capacity)
+    return tuple(checked_radius(radius, dtype) for radius in radii)
+
+
 def check_size(name: str, size: int, least: int) -> None:
     """A whole number."""
     _check_number(name, size, "an int", Integral)
@@ -205,9 +220,9 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
             f"neighbors must be {' or '.join(form.__name__ for form in forms)}, as radius_neighbors gives; "
             f"got {type(neighbors).__name__}"
         )
-    _check_dtype("features", features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
+    check_dtype("features", features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
     indices = neighbors.indices
-    _check_dtype("neighbors.indices", indices, INDICES, "int32 or int64")
+    check_dtype("neighbors.indices", indices, INDICES, "int32 or int64")
     if features.ndim not in (2, 3) or features.shape[-1] < 1:
         raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
     if indices.ndim > 1 and (indices.ndim != features.ndim or indices.shape[:-2] != features.shape[:-2]):
@@ -215,7 +230,7 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
             f"features {tuple(features.shape)} and neighbors.indices {tuple(indices.shape)} must be of one "
             "cloud or of equally many clouds: features have shape (n, c) or (batch, n, c)"
         )
-    _check_device("features", features, indices)
+    check_device("features", features, indices)
 
 
 def check_attention(
@@ -234,7 +249,7 @@ def check_attention(
         _check_tensor(name, tensor)
         if tensor.dtype != keys.dtype:
             raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
-        _check_device(name, tensor, keys)
+        check_device(name, tensor, keys)
     if tuple(values.shape) != shape:
         raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
     if shape[-1] % heads:
@@ -250,7 +265,7 @@ def check_attention(
         )
     if bias is not None:
         _check_tensor("bias", bias)
-        _check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
+        check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
     if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
         raise ValueError(f"scale must be a finite number; got {scale!r}")
 
@@ -259,61 +274,22 @@ def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor
     """One number for each pair, or one for each pair and channel."""
     if weights is None:
         return
-    _check_dtype("weights", weights, FEATURES, "a floating-point tensor")
+    check_dtype("weights", weights, FEATURES, "a floating-point tensor")
     shape, channels = tuple(indices.shape), features.shape[-1]
     if tuple(weights.shape) not in (shape, (*shape, 1), (*shape, channels)):
         raise ValueError(
             f"weights must have shape {shape}, one for each pair, or {(*shape, channels)}, one for each "
             f"channel too; got {tuple(weights.shape)}"
         )
-    _check_device("weights", weights, indices)
-
-
-def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
-    """Lists of these points. Values on a GPU are not read."""
-    indices, queries = neighbors.indices, query_points.shape[:-1]
-    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
-    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != queries.numel():
-        raise ValueError(
-            f"neighbors must have a list for each of {queries.numel()} query points; got {count} lists, of "
-            f"indices {tuple(indices.shape)}: search these points"
-        )
-    if (
-        indices.numel()
-        and _is_readable(indices)
-        and (most := int(indices.max())) >= reference_points.shape[-2]
-    ):
-        raise ValueError(
-            f"neighbors.indices must be from 0 to {reference_points.shape[-2] - 1}, or -1 for none; got {most}: "
-            "search these points"
-        )
-
-
-def check_query_features(query_features: Tensor | None, query_points: Tensor) -> None:
-    """A row for each query point."""
-    if query_features is None:
-        return
-    _check_dtype("query_features", query_features, FEATURES, "a floating-point tensor")
-    if query_features.shape[:-1] != query_points.shape[:-1] or query_features.shape[-1] < 1:
-        raise ValueError(
-            f"query_features must have shape {(*query_points.shape[:-1], 'channels')}, one row for each query "
-            f"point; got {tuple(query_features.shape)}"
-        )
-    _check_device("query_features", query_features, query_points)
-
-
-def check_one_a_pair(name: str, values: Tensor, indices: Tensor) -> None:
-    """A floating-point number for each pair."""
-    _check_dtype(name, values, FEATURES, "a floating-point tensor")
-    _check_rows(name, values, indices.shape, "one number for each pair", indices)
+    check_device("weights", weights, indices)
 
 
 def check_reference_weights(weights: Tensor | None, features: Tensor) -> None:
     """One number for each row of features."""
     if weights is None:
         return
-    _check_dtype("reference_weights", weights, FEATURES, "a floating-point tensor")
-    _check_rows("reference_weights", weights, features.shape[:-1], "one for each reference point", features)
+    check_dtype("reference_weights", weights, FEATURES, "a floating-point tensor")
+    check_rows("reference_weights", weights, features.shape[:-1], "one for each reference point", features)
 
 
 def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None:
@@ -324,7 +300,7 @@ def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None
                 f"sigma must be a number or a floating-point tensor of one element; "
                 f"got {sigma.dtype} of shape {tuple(sigma.shape)}"
             )
-        _check_device("sigma", sigma, like)
+        check_device("sigma", sigma, like)
     else:
         _check_number("sigma", sigma, "a number or a tensor of one element")
         _check_in_range("sigma", sigma, *sigma_range(dtype), dtype)
@@ -360,10 +336,10 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
     """Where each of several packed clouds begins: an int tensor from 0 to the number of points."""
     if points.ndim != 2:
         raise ValueError(f"offsets go with packed points (n, 3); got {tuple(points.shape)}")
-    _check_dtype(name, offsets, INDICES, "an int32 or int64 tensor")
+    check_dtype(name, offsets, INDICES, "an int32 or int64 tensor")
     if offsets.ndim != 1 or offsets.shape[0] < 2:
         raise ValueError(f"{name} must have shape (clouds + 1,); got {tuple(offsets.shape)}")
-    _check_device(name, offsets, points)
+    check_device(name, offsets, points)
     size, is_known = points.shape[0], is_readable(offsets)
     if is_known and (offsets[0] != 0 or offsets[-1] != size or bool((offsets.diff() < 0).any())):
         raise ValueError(f"{name} must rise from 0 to the number of points, {size}; got {offsets.tolist()}")
@@ -401,21 +377,21 @@ def _check_tensor(name: str, value: object) -> None:
         raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
 
 
-def _check_dtype(name: str, tensor: object, dtypes: Sequence[torch.dtype], kind: str) -> None:
+def check_dtype(name: str, tensor: object, dtypes: Sequence[torch.dtype], kind: str) -> None:
     """A tensor of one of these dtypes."""
     if not isinstance(tensor, Tensor) or tensor.dtype not in dtypes:
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise TypeError(f"{name} must be {kind}; got {got}")
 
 
-def _check_rows(name: str, tensor: Tensor, shape: Sequence[int], what: str, like: Tensor) -> None:
+def check_rows(name: str, tensor: Tensor, shape: Sequence[int], what: str, like: Tensor) -> None:
     """Of this shape, and where others are."""
     if tuple(tensor.shape) != tuple(shape):
         raise ValueError(f"{name} must have shape {tuple(shape)}, {what}; got {tuple(tensor.shape)}")
-    _check_device(name, tensor, like)
+    check_device(name, tensor, like)
 
 
-def _check_device(name: str, tensor: Tensor, like: Tensor) -> None:
+def check_device(name: str, tensor: Tensor, like: Tensor) -> None:
     if tensor.device != like.device:
         raise ValueError(
             f"all tensors must be on one device; {name} is on {tensor.device}, others on {like.device}"

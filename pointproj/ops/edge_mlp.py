@@ -4,10 +4,10 @@ With r_ij = reference point j minus query point i, over the neighbours j of quer
 
     out_i = reduce_j  w_ij MLP([f_j, r_ij, |r_ij|, g_i])  (times f_j, if asked)
 
-This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et al.,
-2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first layer is
-linear, so features are multiplied by it before they are paired. The last is linear too, so sums and means are
-multiplied by it. No tensor of all pairs and channels is made.
+This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et
+al., 2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first
+layer is linear, so features are multiplied by it before they are paired. The last is linear too, so
+sums and means are multiplied by it. No tensor of all pairs and channels is made.
 """
 
 from typing import Literal
@@ -19,7 +19,14 @@ from torch.nn.functional import linear
 
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
-from pointproj.ops.layers import MOST_LAYERS, Layers, checked_layers
+from pointproj.ops.layers import (
+    MOST_LAYERS,
+    Layers,
+    check_lists,
+    check_one_a_pair,
+    check_query_features,
+    checked_layers,
+)
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import choose, modules
 
@@ -58,16 +65,16 @@ def edge_mlp(
         From :func:`pointproj.radius_neighbors`; or ``Neighbors(indices, distances)`` with what
         :func:`pointproj.knn` gives, the other way round.
     layers : sequence of (weight, bias), or torch.nn.Sequential
-        One to four linear layers, as of ``torch.nn.Linear``, of at most 512 outputs each: weights (out, in) and
-        biases (out,). They are converted to the features' dtype. Of a ``Sequential``, the activations are those
-        between its layers, and one at its end is applied too.
+        One to four linear layers, as of ``torch.nn.Linear``, of at most 512 outputs each: weights (out, in)
+        and biases (out,). They are converted to the features' dtype. Of a ``Sequential``, the activations are
+        those between its layers, and one at its end is applied too.
     query_features : (Q, G) or (B, Q, G) float tensor, optional
         Of the query points.
     with_distance : bool
         Whether the MLP gets the distance to the neighbour.
     multiply_features : bool or "only"
-        Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``: which is
-        then no input of the MLP.
+        Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``:
+        which is then no input of the MLP.
     activation : {"gelu", "gelu_tanh", "relu", "leaky_relu", "silu", "tanh"}
         Between layers that are given as a sequence.
     reduce : {"mean", "sum", "max"}
@@ -83,8 +90,8 @@ def edge_mlp(
     Returns
     -------
     (Q, out) or (B, Q, out) float tensor
-        In the features' dtype; 0 for a query without neighbours. Differentiable twice in features, both sets of
-        points, layers and weights, with subgradient 0 of the distance 0.
+        In the features' dtype; 0 for a query without neighbours. Differentiable twice in features, both
+        sets of points, layers and weights, with subgradient 0 of the distance 0.
 
     Raises
     ------
@@ -96,19 +103,19 @@ def edge_mlp(
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
     arguments.check_points(query_points, reference_points)
     arguments.check_features(features, reference_points)
-    arguments.check_lists(neighbors, query_points, reference_points)
+    check_lists(neighbors, query_points, reference_points)
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}; got {reduce!r}")
-    arguments.check_query_features(query_features, query_points)
+    check_query_features(query_features, query_points)
     if weights is not None:
-        arguments.check_one_a_pair("weights", weights, neighbors.indices)
+        check_one_a_pair("weights", weights, neighbors.indices)
     arguments.check_reference_weights(reference_weights, features)
     given, kind = checked_layers("layers", layers, activation, features)
     columns = _columns(given[0][0], features, query_points, query_features, with_distance, multiply_features)
     if multiply_features and len(given[-1][0]) != features.shape[-1]:
         raise ValueError(
-            f"with multiply_features, the last of layers must have {features.shape[-1]} outputs, one for each "
-            f"channel of features; got {len(given[-1][0])}"
+            f"with multiply_features, the last of layers must have {features.shape[-1]} outputs, one for "
+            f"each channel of features; got {len(given[-1][0])}"
         )
     count = features.shape[:-1].numel()
     rows, splits = packed_rows(neighbors, features, missing=count)
@@ -129,7 +136,7 @@ def edge_mlp(
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
     module = modules[choose(backend, features.device.type, "edge_mlp")]
     reduced = module.edge_mlp(
-        hidden.contiguous(), next(points), factors.contiguous(), of_queries.contiguous(), next(points),
+        next(points), hidden.contiguous(), factors.contiguous(), next(points), of_queries.contiguous(),
         none if pair_weights is None else pair_weights.contiguous(), *of_layers, rows.contiguous(), splits,
         *kind, with_distance, reduce == "max",
     )  # fmt: skip
@@ -161,7 +168,8 @@ def _columns(
     if weight.shape[1] != sum(sizes.values()):
         listed = ", ".join(f"{size} {name}" for name, size in sizes.items() if size)
         raise ValueError(
-            f"the weight of layers[0] must have {sum(sizes.values())} columns ({listed}); got {weight.shape[1]}"
+            f"the weight of layers[0] must have {sum(sizes.values())} columns ({listed}); "
+            f"got {weight.shape[1]}"
         )
     of_features, dims, distance, of_queries = sizes.values()
     return list(weight.split([of_features, dims + distance, of_queries], dim=1))

@@ -5,7 +5,6 @@ not depend on the backend or the device.
 """
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import torch
 from jaxtyping import Float, Int
@@ -94,7 +93,7 @@ def _check_start(start: int | Tensor, sizes: int | Tensor, clouds: int, points: 
             raise TypeError(f"start must be an int, or an int32 or int64 tensor; got {start.dtype}")
         if start.shape != (clouds,) or start.device != points.device:
             raise ValueError(
-                f"start must be an int, or have shape {(clouds,)}, one row for each cloud, on {points.device}; "
+                f"start must be an int, or have shape {(clouds,)}, one row a cloud, on {points.device}; "
                 f"got {tuple(start.shape)} on {start.device}"
             )
     else:

@@ -104,7 +104,7 @@ def knn(
         module, tables = choose_backend(backend, None, index, reference_points, clouds)
     own = clouds.detached()
     searched = own if periodic is None else periodic.clouds(own)
-    distances, rows = module.nearest(searched, tables, int(k), index_dtype)
+    distances, rows = module.nearest(searched, tables, int(k), index_dtype, max_radius)
     if periodic is not None:
         rows = periodic.merged(rows, own, int(k))
         distances = distances_of(own, rows, box=periodic)
@@ -196,7 +196,7 @@ def knn_aggregate(
             rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
             distances = distances_of(clouds.detached(), rows)
         elif max_radius is not None or reference_weights is not None:
-            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32)
+            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32, max_radius)
         else:
             return module.knn_aggregate(clouds, tables, summands, int(k))
         if max_radius is not None:

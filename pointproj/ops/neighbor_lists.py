@@ -27,7 +27,7 @@ class Neighbors(NamedTuple):
     distances : (..., Q, K) float tensor
         In the points' dtype; inf where there is no neighbour, NaN if the query is not finite.
     counts : (..., Q) int64 tensor
-        All points within the radius: where that is more than K, some were left out.
+        Points within the radius; K + 1 where there are more than K, so that some were left out.
     displacements : (..., Q, K, 3) float tensor or None
         Query point minus reference point, 0 where there is no neighbour.
     radius : float, (..., Q) float tensor or None
@@ -80,9 +80,9 @@ class NeighborList(NamedTuple):
 def radius_neighbors(
     query_points: Float[Tensor, "*batch q dims"],
     reference_points: Float[Tensor, "*batch n dims"],
-    radius: float | Float[Tensor, "*batch q"],
+    radius: float | Float[Tensor, "*batch q"] | Sequence[float],
     *,
-    max_neighbors: int | None = None,
+    max_neighbors: int | Sequence[int] | None = None,
     capacity: int | EllipsisType | None = ...,
     displacements: bool = False,
     box: Sequence[float] | None = None,
@@ -90,11 +90,11 @@ def radius_neighbors(
     backend: str = "auto",
     query_offsets: Int[Tensor, " clouds+1"] | None = None,
     reference_offsets: Int[Tensor, " clouds+1"] | None = None,
-) -> Neighbors | NeighborList:
+) -> Neighbors | NeighborList | tuple[Neighbors, ...]:
     """The reference points within ``radius`` of every query point, as lists.
 
     A pair belongs to the list if ``|p_i - q_j| <= radius``. One of ``max_neighbors`` and ``capacity`` says
-    which form the lists have. Neither form is truncated in silence: both say how many pairs there are.
+    which form the lists have. Neither form is truncated in silence: ``counts`` and ``total`` tell.
 
     Parameters
     ----------
@@ -102,9 +102,10 @@ def radius_neighbors(
         As for :func:`pointproj.knn`.
     radius : float, or (..., Q) float tensor
         Cut-off in the units of the points, one for all queries or one for each (in the points' dtype). It has
-        no gradient.
+        no gradient. A tuple of numbers: several scales at once.
     max_neighbors : int, optional
-        Gives :class:`Neighbors`: the nearest ``max_neighbors`` of each query, padded.
+        Gives :class:`Neighbors`: the nearest ``max_neighbors`` of each query, padded. With several scales, a
+        tuple: one number for each.
     capacity : int or None, optional
         Gives :class:`NeighborList`: all neighbours of all queries, in so many slots. None: exactly as many
         as there are, for which the call waits for the device once, and cannot be compiled without a break or
@@ -118,7 +119,7 @@ def radius_neighbors(
 
     Returns
     -------
-    Neighbors or NeighborList
+    Neighbors or NeighborList, or a tuple of one Neighbors for each scale
         Distances and displacements are differentiable twice in both sets of points, with subgradient 0 at
         distance 0; the choice of neighbours is treated as constant. A point with a NaN or inf coordinate
         neither has neighbours nor is one.
@@ -130,6 +131,12 @@ def radius_neighbors(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
+    if isinstance(radius, tuple | list) or isinstance(max_neighbors, tuple | list):
+        options = {"displacements": displacements, "box": box, "index": index, "backend": backend}
+        options |= {"query_offsets": query_offsets, "reference_offsets": reference_offsets}
+        arguments.check_points(query_points, reference_points)
+        radius = arguments.checked_scales(radius, max_neighbors, capacity, query_points.dtype)
+        return _scales(query_points, reference_points, radius, max_neighbors, options)
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     radii = arguments.checked_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
@@ -141,10 +148,11 @@ def radius_neighbors(
         radii = radii.repeat_interleave(periodic.images)
     row_splits = delta = None
     if max_neighbors is not None:
-        distances, rows, counts = module.radius_search(searched, tables, radii, int(max_neighbors))
+        k, knn_tables = int(max_neighbors), None if index is None else index.tables["knn"]
+        distances, rows, counts = module.radius_search(searched, tables, radii, k, knn_tables)
         if periodic is not None:
-            rows = periodic.merged(rows, points, int(max_neighbors))
-            counts = counts.view(-1, periodic.images).sum(1)
+            rows = periodic.merged(rows, points, k)
+            counts = counts.view(-1, periodic.images).sum(1).clamp(max=k + 1)
             distances = distances_of(points, rows, box=periodic)
     else:
         if capacity is None:
@@ -170,6 +178,33 @@ def radius_neighbors(
     return Neighbors(rows, distances.view(shape), counts.view(shape[:-1]), delta, radius)
 
 
+def _scales(
+    query_points: Tensor,
+    reference_points: Tensor,
+    radii: Sequence[float],
+    most: Sequence[int],
+    options: dict,
+) -> tuple[Neighbors, ...]:
+    """A list for each scale, from one search: each is in front of the nearest neighbours of all."""
+    largest, k = max(radii), max(most)
+    # Whether the longest list is cut off within a smaller radius, only one neighbour more can tell.
+    k += any(own == k and radius < largest for radius, own in zip(radii, most, strict=True))
+    found = radius_neighbors(query_points, reference_points, largest, max_neighbors=k, **options)
+    lists = []
+    for radius, own in zip(radii, most, strict=True):
+        rows, distances, delta = found.indices[..., :own], found.distances[..., :own], found.displacements
+        counts = found.counts
+        if radius < largest:
+            limit = torch.full((), radius, dtype=distances.dtype, device=distances.device)
+            counts = (found.distances.detach() <= limit).sum(-1)
+            farther = distances.detach() > limit
+            rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)
+        if delta is not None:
+            delta = torch.where(rows[..., None] >= 0, delta[..., :own, :], 0.0)
+        lists.append(Neighbors(rows, distances, counts.clamp(max=own + 1), delta, radius))
+    return tuple(lists)
+
+
 def _largest(radii: float | Tensor) -> float | Tensor:
     """The one radius, or the largest of those of the queries; any where there is no query."""
     if isinstance(radii, Tensor):
@@ -181,7 +216,9 @@ def packed_rows(
     neighbors: Neighbors | NeighborList, points: Tensor, missing: int
 ) -> tuple[Tensor, Tensor | None]:
     """Rows (Q, K), or (M,) and their row splits, of packed points; ``missing`` where there is no pair."""
-    splits = None if isinstance(neighbors, Neighbors) else neighbors.row_splits
+    splits = None
+    if isinstance(neighbors, NeighborList):
+        splits = as_dtype(neighbors.row_splits, torch.int64).contiguous()
     rows = neighbors.indices
     if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
         rows = rows_in_packed(rows, points, splits, missing)

@@ -31,7 +31,7 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    OPERATORS : frozenset of {"knn", "radius", "attend", "edge_mlp", "farthest_points"}
+    OPERATORS : frozenset of {"knn", "radius", "attend", "edge_mlp", "vector_attend", "farthest_points"}
         What it has: ``"knn"`` and ``"radius"`` stand for all functions of that search. Without an operator it
         leaves out the functions named so.
     RANK : dict of str to int
@@ -92,14 +92,20 @@ class Backend(Protocol):
         """
 
     def nearest(
-        self, clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        k: int,
+        index_dtype: torch.dtype,
+        max_radius: float | None = None,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
         """Distances and packed rows of the k nearest; by default made from ``search``.
 
         The points are detached. Distances are in their dtype, sqrt(dx * dx + dy * dy + dz * dz) with every
         operation rounded to nearest, as the reference does; inf where a neighbour is missing, NaN in the
         rows of queries that are not finite. Rows are as from ``search``, in ``index_dtype`` (int32 or
-        int64). Both are new tensors, which the caller returns as they are.
+        int64). Both are new tensors, which the caller returns as they are. Neighbours beyond ``max_radius``
+        are missing, or stay for the caller to remove.
         """
         rows = self.search(clouds, tables, k)
         return distances_of(clouds, rows), rows.to(index_dtype)
@@ -131,10 +137,16 @@ class Backend(Protocol):
         """
 
     def radius_search(
-        self, clouds: Clouds, tables: Tables | None, radius: float | Float[Tensor, " q"], k: int
+        self,
+        clouds: Clouds,
+        tables: Tables | None,
+        radius: float | Float[Tensor, " q"],
+        k: int,
+        knn_tables: Tables | None = None,
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"], Int[Tensor, " q"]]:
         """Distances and rows of the k nearest within the radius, as ``nearest``, and how many are within it.
 
+        Of more than k, the number is k + 1. ``knn_tables`` are those of ``nearest``, if the index has them.
         Here and in ``radius_list`` the points are detached, a tensor holds the radius of each query, in
         their dtype, and whole numbers are int64.
         """
@@ -168,11 +180,11 @@ class Backend(Protocol):
 
     def edge_mlp(
         self,
-        hidden: Float[Tensor, "n channels_1"],
         reference_points: Float[Tensor, "n dims"],
+        hidden: Float[Tensor, "n channels_1"],
         factors: Float[Tensor, "n channels"],
-        of_queries: Float[Tensor, "q channels_1"],
         query_points: Float[Tensor, "q dims"],
+        of_queries: Float[Tensor, "q channels_1"],
         weights: Float[Tensor, "q k"] | Float[Tensor, " slots"],
         weight_1: Float[Tensor, "channels_1 places"],
         bias_1: Float[Tensor, " channels_1"],
@@ -190,15 +202,36 @@ class Backend(Protocol):
         with_distance: bool,
         largest: bool,
     ) -> Float[Tensor, "q channels"]:
-        """Sums of ``v_ij = weight_ij factor_j MLP(...)`` over each query's pairs, or the largest; 0 without any.
+        """Sums of ``v_ij = weight_ij factor_j MLP(...)`` over each query's pairs, or the largest.
 
-        The first layer makes ``hidden_j + of_queries_i + weight_1 [r_ij, |r_ij| with_distance] + bias_1``, with
-        ``r_ij`` reference minus query point. The others follow, each after the activation, which
-        ``active_at_end`` follows the last too. Layers and weights have the dtype of sums, fp32 or fp64; hidden,
-        factors and of_queries may be narrower. Tensors without elements stand for what is not given.
+        It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i + weight_1 [r_ij, |r_ij|] +
+        bias_1``, with ``r_ij`` reference minus query point, and its length ``with_distance``. The others
+        follow, each after the activation, which ``active_at_end`` follows the last too. Layers and weights
+        have the dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors without
+        elements stand for what is not given.
 
         The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
         Differentiable twice in all tensors but the rows. Of equally large values the first is chosen.
+        """
+
+    def vector_attend(
+        self,
+        reference_points: Float[Tensor, "n dims"],
+        keys: Float[Tensor, "n channels"],
+        values: Float[Tensor, "n channels"],
+        query_points: Float[Tensor, "q dims"],
+        queries: Float[Tensor, "q channels"],
+        position_layers: list[Tensor],
+        score_layers: list[Tensor],
+        rows: Int[Tensor, "q k"] | Int[Tensor, " slots"],
+        row_splits: Int[Tensor, " q+1"] | None,
+        activations: tuple[str, float, str, float],
+    ) -> Float[Tensor, "q channels"]:
+        """Vector attention: see :func:`pointproj.vector_attend`, for packed tensors; 0 without any pair.
+
+        Layers are weight, bias, weight, and so on, of one to four layers; activations the name and the slope
+        between those of positions, then between those of scores. All but the points have one dtype, fp32 or
+        fp64. Rows are as for ``edge_mlp``. Differentiable twice in all tensors but the rows.
         """
 
     def farthest_points(

@@ -43,6 +43,8 @@ class Slabs(NamedTuple):
     queries: Route
     references: Route  # rows that other processes need; each process also keeps its own
     back: Tensor  # for each query of this process, the place of its result among those that return
+    points: int  # reference points of this process
+    dtype: torch.dtype
     group: ProcessGroup | None
 
 
@@ -153,7 +155,8 @@ def radius_aggregate(
         return functional.radius_aggregate(
             query_points, *cloud, radius, sigma=sigma, index=index, backend=backend
         )
-    _check_slabs(slabs, query_points, radius, index)
+    arguments.check_points(query_points, reference_points)
+    _check_slabs(slabs, query_points, reference_points, radius, index)
     arguments.check_features(features, reference_points)
     group, own, halo = slabs.group, slabs.queries, slabs.references
     queries = _Exchange.apply(query_points.index_select(0, own.rows), own.sent, own.received, group)
@@ -210,7 +213,8 @@ def make_slabs(
     own = [torch.nonzero(owner == place).squeeze(1) for place in places]
     queries = _route(own, group)
     back = torch.argsort(queries.rows)
-    return Slabs(radius, axis, queries, _route(near, group), back, group)
+    size = len(reference_points)
+    return Slabs(radius, axis, queries, _route(near, group), back, size, reference_points.dtype, group)
 
 
 def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, float]:
@@ -247,15 +251,28 @@ def _gathered(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     return torch.stack(parts)
 
 
-def _check_slabs(slabs: Slabs, query_points: Tensor, radius: float, index: functional.Index | None) -> None:
+def _check_slabs(
+    slabs: Slabs,
+    query_points: Tensor,
+    reference_points: Tensor,
+    radius: float,
+    index: functional.Index | None,
+) -> None:
     radius = arguments.checked_radius(radius, query_points.dtype)
     if index is not None:
         raise ValueError("slabs build an index of their own; leave index out")
     if radius > slabs.radius:
         raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: make new ones")
-    if len(query_points) != len(slabs.back):
+    made, got = (len(slabs.back), slabs.points), (len(query_points), len(reference_points))
+    if query_points.ndim != 2 or got != made:
         raise ValueError(
-            f"the slabs were made for {len(slabs.back)} queries of this process; got {len(query_points)}"
+            f"the slabs were made for {made[0]} queries and {made[1]} reference points (n, 3) here; "
+            f"got {tuple(query_points.shape)} and {tuple(reference_points.shape)}: make slabs for these"
+        )
+    if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.back.device):
+        raise ValueError(
+            f"the slabs were made for points in {slabs.dtype} on {slabs.back.device}; got "
+            f"{query_points.dtype} on {query_points.device}: make slabs for these"
         )
 
 

@@ -96,7 +96,7 @@ class StopTogether:
         import torch
         import torch.distributed as dist
 
-        answer, flag = self.close(), torch.tensor([int(stop_here)])
+        answer, flag = self.close(), torch.tensor([int(stop_here)], device="cpu")
         self._pending = flag, dist.all_reduce(flag, group=self._processes.host, async_op=True)
         return answer
 

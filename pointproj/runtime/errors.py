@@ -1,6 +1,7 @@
 """User-facing errors: errors of pointproj itself, whose messages need no traceback."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,34 @@ def exit_on_user_error() -> Iterator[None]:
         if is_user_error(error):
             sys.exit(f"{type(error).__name__}: {error}")
         raise
+
+
+@contextmanager
+def exit_on_config_error() -> Iterator[None]:
+    """Exit with one message if Hydra cannot compose a config, for example of a broken file of the user's own.
+
+    Where HYDRA_FULL_ERROR is set, Hydra's whole traceback is shown.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    if "HYDRA_FULL_ERROR" in os.environ:
+        yield
+        return
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints a traceback and exits
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        key = getattr(error, "full_key", None)
+        lines = [
+            line
+            for line in str(error).splitlines()
+            if not line.lstrip().startswith(("full_key:", "object_type="))
+        ]
+        sys.exit("\n".join([f"this config cannot be composed{f', at {key}' if key else ''}:", *lines]))
+    finally:
+        del os.environ["HYDRA_FULL_ERROR"]
 
 
 def print_any_text() -> None:

@@ -3,7 +3,9 @@
 For an unknown key, Hydra proposes to add it. The check proposes the most similar known key instead.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -61,7 +63,12 @@ def _overrides(arguments: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(words)
     except OverrideParseException as error:
-        raise ConfigError(f"{error.override}: expected KEY=VALUE or GROUP=CHOICE ({error.message})") from None
+        key, equals, value = error.override.partition("=")
+        expected = f"expected KEY=VALUE or GROUP=CHOICE ({error.message})"
+        if equals:
+            quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+            expected = f"the value cannot be read. If it is a path or a text, quote it: {quoted}"
+        raise ConfigError(f"{error.override}: {expected}") from None
 
 
 def _networks(overrides: list[Override], conf: Path) -> list[Any]:
@@ -96,6 +103,10 @@ def _problems(
         return
     if key in groups:
         for choice in values:
+            if (
+                isinstance(choice, list) and key != "experiment"
+            ):  # Hydra merges them, so that the last one counts
+                yield f"{line}: expected one of {', '.join(groups[key])}, got {len(choice)} at once"
             if isinstance(choice, str) and choice not in groups[key]:
                 options = ", ".join(groups[key])
                 yield f"{key}={choice}: expected one of {options}{nearest(choice, groups[key])}"
@@ -121,7 +132,7 @@ def _values(override: Override) -> list[Any]:
     value = override.value()
     if isinstance(value, ChoiceSweep):
         items = (item.text if isinstance(item, QuotedString) else item for item in value.list)
-        return [item for item in items if isinstance(item, int | float | str)]
+        return [item for item in items if isinstance(item, int | float | str | list)]
     return [] if isinstance(value, Sweep) else [value]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from pointproj import command_line
 from pointproj.runtime.run_folder import read_json, replace_text
 
 MARK = "multirun.yaml"  # Hydra writes it to the folder of a sweep
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m pointproj sweep", description="Make the table of a sweep again."
     )
     parser.add_argument("folder", type=Path, help="of the sweep: outputs/sweeps/DATE/TIME-TOKEN")
-    folder = parser.parse_args(arguments).folder
+    folder = command_line.parse(parser, arguments).folder
     if not (folder / MARK).exists():
         state = f"it has no {MARK}" if folder.is_dir() else "it does not exist"
         expected = "expected outputs/sweeps/DATE/TIME-TOKEN"

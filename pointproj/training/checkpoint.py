@@ -139,6 +139,27 @@ def load_best(path: Path) -> Continued:
     return path, load(path)
 
 
+def described(path: Path, content: Mapping[str, Any]) -> str:
+    """Return a line on a checkpoint of a valid config: its file, its epoch, and if training ended early."""
+    epochs, epoch = content["config"]["training"]["epochs"], _epoch(content)
+    if epoch is None:  # weights without the state of a run
+        return str(path)
+    try:
+        reached = max(epoch, _epoch(load(path.with_name(LAST))) or 0)
+    except CheckpointError:
+        reached = epoch
+    line = f"{path}, of epoch {epoch} of {epochs}"
+    if reached < epochs:
+        line += f"; training ended after {reached} epochs, at {reached / epochs:.0%}"
+    return line
+
+
+def _epoch(content: Mapping[str, Any]) -> int | None:
+    position = content.get("position")
+    epoch = position.get("epoch") if isinstance(position, Mapping) else None
+    return epoch if isinstance(epoch, int) else None
+
+
 def find(config: Config, run: RunFolder, processes: Processes) -> Continued | None:
     """Find and read the checkpoint that ``resume`` names; return None to begin anew.
 

@@ -39,7 +39,8 @@ def run_job(composed: DictConfig) -> None:
     folder = Path(hydra_config.runtime.output_dir)
     setting = "hydra.sweep.dir=" if in_sweep else "hydra.run.dir="
     named = any(override.startswith(setting) for override in hydra_config.overrides.hydra)
-    facts = {"job": hydra_config.job.get("num"), "overrides": list(hydra_config.overrides.task)}
+    written = OmegaConf.to_container(hydra_config.overrides.task)  # as they are: with ${...} in them
+    facts = {"job": hydra_config.job.get("num"), "overrides": written}
     try:
         with StopAtOnce(), ending_together(folder, processes):
             if in_sweep:

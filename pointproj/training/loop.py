@@ -107,6 +107,8 @@ def _choose_execution(config: Config) -> Execution:
     log.info("backend   %s: %s", backend, why)
     if config.backend.algorithm is not None:
         load(name).use_algorithm(config.backend.algorithm)
+    if name == "cuml":
+        load(name).use_exact(config.backend.exact)
     obstacle = None
     if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.FEW_KERNELS)

@@ -366,3 +366,83 @@ def test_layers_of_torch_geometric_search_with_ours():
     assert torch.equal(nn.radius_graph(pos, 0.4, batch), torch_geometric.radius_graph(pos, 0.4, batch))
     some = pos, pos[:20], batch, batch[10:30]
     assert torch.equal(nn.nearest(*some), torch_geometric.nearest(*some))
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4", np.longdouble, object, "reversed"])
+def test_arrays_of_every_kind_are_taken(dtype):
+    given = np.random.default_rng(0).permutation(30).reshape(10, 3)
+    array = given[::-1].copy()[::-1] if dtype == "reversed" else given.astype(dtype)
+    expected = torch.cdist(*[torch.from_numpy(given).double()] * 2).sort(dim=1, stable=True)
+    found = (
+        scipy.cKDTree(array).query(array, 2),
+        sklearn.NearestNeighbors(n_neighbors=2).fit(array).kneighbors(array),
+    )
+    for distances, rows in found:
+        assert torch.equal(rows, expected.indices[:, :2])
+        torch.testing.assert_close(distances.double(), expected.values[:, :2])
+    with pytest.raises(TypeError, match="data must be a tensor, an array or a list of numbers; got ndarray"):
+        scipy.cKDTree(np.array([[None, "a"]]))
+
+
+def test_distances_are_in_the_dtype_of_the_points():
+    x = points(9, 3).half()
+    for found in (
+        pytorch3d.knn_points(x[None], x[None], K=2).dists,
+        pytorch3d.ball_query(x[None], x[None], K=2).dists,
+        scipy.cKDTree(x).query(x, 2)[0],
+        sklearn.NearestNeighbors(n_neighbors=2).fit(x).kneighbors(x)[0],
+        pointnet2.three_nn(x[None], x[None])[0],
+        physicsnemo.knn(x, x, 2)[1],
+    ):
+        assert found.dtype == torch.float16
+
+
+BESIDES = {
+    "query_ball_point": lambda x, y: scipy.cKDTree(x).query_ball_point(y, 0.8, return_length=True),
+    "radius_neighbors": lambda x, y: sklearn.NearestNeighbors(radius=0.8).fit(x).radius_neighbors(y)[1][0],
+    "ball_query": lambda x, y: pytorch3d.ball_query(y[None], x[None], K=9, radius=0.8).idx,
+    "pointnet2.ball_query": lambda x, y: pointnet2.ball_query(0.8, 9, x[None], y[None]),
+    "radius": lambda x, y: torch_geometric.radius(x, y, 0.8),
+    "radius_search": lambda x, y: physicsnemo.radius_search(x, y, 0.8, 5),
+    "NeighborSearch": lambda x, y: neuraloperator.NeighborSearch()(x, y, 0.8)["neighbors_index"],
+    "fps": lambda x, y: torch_geometric.fps(x, random_start=False),
+    **{name: lambda x, y, call=call: call(x, y, 3) for name, call in NEAREST.items()},
+}
+
+
+@pytest.mark.parametrize("name", BESIDES)
+def test_a_default_device_is_not_taken_for_that_of_the_points(name: str):
+    """A tensor that is made without a device would be on "meta", and have no values."""
+    x, y = X[:, :3].contiguous(), Y[:, :3].contiguous()
+    with torch.device("meta"):
+        got = BESIDES[name](x, y)
+    assert torch.equal(got, BESIDES[name](x, y))
+
+
+@pytest.mark.parametrize("most", [4, 80, None])
+def test_returned_points_of_a_radius_search_have_their_own_gradient(most: int | None):
+    x, y = (p[:, :3].contiguous().requires_grad_() for p in (X, Y))
+    found, distances = physicsnemo.radius_search(x, y, 0.8, most, return_dists=True)
+    chosen = found[1] if most is None else found[distances > 0]
+    neighbors = physicsnemo.radius_search(x, y, 0.8, most, return_points=True)[1]
+    gradients = torch.autograd.grad(neighbors.sum(), (x, y), allow_unused=True)
+    counts = torch.bincount(chosen.flatten().long(), minlength=len(x)).to(x.dtype)
+    assert torch.equal(gradients[0], counts[:, None].expand(-1, 3))
+    assert gradients[1] is None
+
+
+@pytest.mark.parametrize("padding", [torch.nan, torch.inf, 0.0])
+@pytest.mark.parametrize("dims", [3, 5])
+@pytest.mark.parametrize("search", [pytorch3d.knn_points, pytorch3d.ball_query])
+def test_padding_has_the_gradient_zero(search, dims: int, padding: float):
+    x, y = (torch.rand(2, 6, dims, dtype=torch.float64) for _ in range(2))
+    x[0, 4:], y[1, 3:] = padding, padding
+    x.requires_grad_(), y.requires_grad_()
+    found = search(x, y, torch.tensor([4, 6]), torch.tensor([6, 3]), K=5)
+    gradients = torch.autograd.grad(found.dists.sum(), (x, y), create_graph=True)
+    seconds = torch.autograd.grad(sum(g.square().sum() for g in gradients), (x, y))
+    for of_x, of_y in (gradients, seconds):
+        assert (of_x[0, 4:] == 0).all()
+        assert (of_y[1, 3:] == 0).all()
+        assert of_x.isfinite().all()
+        assert of_y.isfinite().all()

@@ -98,6 +98,8 @@ def test_an_experiment_gives_way_to_the_command_line():
         (["training.epochs=0"], ["training.epochs=0", "at least 1"]),
         (["data.grid=1"], ["data.grid=1", "at least 2"]),
         (["data.workers=1000000"], ["data.workers=1000000", "at most 1024"]),
+        (["training.epochs=10000000000000000000"], ["training.epochs=1", "at most 1000000000"]),
+        (["data.limit=10000000000000000000"], ["data.limit=1", "at most 9223372036854775807"]),
         (["seed=99999999999999999999"], ["seed=99999999999999999999", "at most"]),
         (["projector.sigma=0"], ["projector.sigma=0", "above 0"]),
         (["projector.sigma=inf"], ["projector.sigma=inf", "finite"]),
@@ -139,6 +141,7 @@ def test_an_experiment_gives_way_to_the_command_line():
         ),
         (["allocator=rmm", "allocator.initial_gib=2", "allocator.maximum_gib=1"], ["expected at most that"]),
         (["backend=warp", "backend.algorithm=rbc"], ["backend.algorithm=rbc", "backend=cuml"]),
+        (["backend=warp", "backend.exact=false"], ["backend.exact=false is for backend=cuml"]),
         (["backend=cuml", "backend.algorithm=kd"], ["expected one of auto, brute, rbc"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and "=" in value[-1] else None,
@@ -178,6 +181,11 @@ def test_a_missing_choice_is_named():
         ("training.epochs=10,1e3", ["training.epochs=10,1e3: expected a whole number of at least 1"]),
         ("projector.k=7.5", ["projector.k=7.5: expected a whole number of at least 1"]),
         ("compile=maybe", ["compile=maybe: expected true or false"]),
+        ("compile=2", ["compile=2: expected true or false"]),
+        ("data.resample=true,2", ["expected true or false"]),
+        ("profiler=[torch,line_profile]", ["expected one of line_profile, none, torch, got 2 at once"]),
+        ("profiler=[torch,line_profile],none", ["expected one of line_profile, none, torch, got 2 at once"]),
+        ("data.root=/data/Stühle", ["""'data.root="/data/Stühle"'"""]),
         ("data.mixture=5", ["data.mixture=5: expected a list of {sampling, points, noise}, or null"]),
         ("data.mixture=[{points:few}]", ["expected a list of {sampling, points, noise}"]),
         ("optimizer.clip=tight", ["optimizer.clip=tight: expected a number above 0, or null"]),
@@ -263,15 +271,24 @@ def test_a_network_has_the_defaults_of_its_schema_and_its_saved_config_comes_bac
         ("optimizer.lr=fast", 2, "optimizer.lr=fast: expected a number above 0"),
         ("data=gaussian", 1, "write target=random"),
         ("training.epoch=3", 2, "did you mean training.epochs"),
+        ("seed=${seed}", 1, "seed has no value, as ${...} in it cannot be filled in: Recursive"),
+        ("data.root=${oc.env:NO_SUCH}", 1, "Environment variable 'NO_SUCH' not found"),
+        ("data.root=${nope:x}", 1, "Unsupported interpolation type nope"),
+        ("hydra.run.dir=${no.such}", 1, "at hydra.run.dir:\nInterpolation key 'no.such' not found"),
+        ("experiment=own --config-dir=.", 1, 'own.yaml", line 1, column 4'),
     ],
 )
 def test_the_program_refuses_shortly_and_leaves_no_run(argument, code, words, tmp_path):
-    ended = program(argument, cwd=tmp_path)
+    own = tmp_path / "experiment" / "own.yaml"
+    own.parent.mkdir()
+    own.write_text("a: [1\nb: }\n")
+    ended = program(*argument.split(), cwd=tmp_path)
+    own.unlink()
     assert ended.returncode == code
     assert words in ended.stderr
     assert "object_type" not in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert not [path for path in tmp_path.rglob("*") if code == 2 or path.is_file()]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() or (code == 2 and path != own.parent)]
 
 
 def test_printing_the_config_imports_nothing_heavy(tmp_path):

@@ -12,7 +12,7 @@ from pointproj.data import cutouts
 from pointproj.data.dataset import prepare
 from pointproj.data.errors import DataError
 from pointproj.data.layout import MeshFile
-from pointproj.data.sources import held_out, mesh_files
+from pointproj.data.sources import held_out, mesh_files, unseen_meshes
 from tests.data.samples import names
 
 
@@ -129,3 +129,20 @@ def test_folders_without_enough_meshes_are_refused(folder, tmp_path, furniture, 
             mesh_files(DataConfig(name="meshes", root=str(root), **given))
     mesh_files(DataConfig(name="meshes", root=str(furniture / "ModelNet10")))
     assert "data=modelnet10 uses them" in caplog.text
+
+
+def test_files_of_other_kinds_are_named(folder, tmp_path, caplog):
+    cad = tmp_path / "cad"
+    cad.mkdir()
+    for file in (cad / "a.step", cad / "b.STEP", folder / "balls" / "c.x_t", folder / "balls" / "d.x_t"):
+        file.touch()
+    with pytest.raises(DataError, match=r"found: 2 of \.step"):
+        mesh_files(DataConfig(name="meshes", root=str(cad)))
+    mesh_files(DataConfig(name="meshes", root=str(folder)))
+    assert "files of other kinds are not read: 2 of .x_t" in caplog.text
+
+
+def test_only_test_meshes_that_are_asked_for_are_generated(tmp_path):
+    data = DataConfig(name="furniture", root=str(tmp_path), classes=["chair", "sofa"])
+    assert [file.name for file in unseen_meshes(data, 1)] == ["chair_5001", "sofa_5001"]
+    assert len([*tmp_path.rglob("*.off")]) == 2

@@ -152,7 +152,7 @@ class Runner:
         else:
             rows = in_cloud(pairs.lists.view(*query.shape[:-1], call.k), points)
             if call.form == "padded":
-                self.same("counts", found.counts, pairs.counts.view(query.shape[:-1]))
+                self.same("counts", found.counts, pairs.counts.clamp(max=call.k + 1).view(query.shape[:-1]))
             absent = torch.where(finite[:, None], torch.inf, torch.nan).expand(exists.shape)
         self.same("indices", found.indices, rows)
         missing = found.distances.detach().cpu().reshape(exists.shape)[~exists]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import trimesh
 
-from pointproj.geometry.isosurfaces import extract_surface, reconstruct
+from pointproj.geometry.isosurfaces import DEFAULT_SIDE, extract_surface, reconstruct, side_for
+from pointproj.geometry.meshes import MeshError, piece_volumes
 
 CENTRE, RADIUS = np.array([0.1, 0.0, -0.05]), 0.55
 
@@ -82,3 +83,31 @@ def test_a_field_evaluated_near_its_samples_gives_the_same_solid():
     far, near = reconstruct(ball, "ball", side=48), reconstruct(ball, "ball", side=48, cloud=cloud)
     assert np.array_equal(near.mesh.vertices, far.mesh.vertices)
     assert np.array_equal(near.mesh.faces, far.mesh.faces)
+
+
+@pytest.mark.parametrize("count", [50, 1500, 6000, 40_000])
+def test_the_grid_is_twice_as_fine_as_the_spacing_of_random_points(count):
+    area = 4 * np.pi * RADIUS**2
+    side = side_for(RADIUS * directions(count))
+    wanted = 1 + 2 * 2 / np.sqrt(area / count)
+    assert side == pytest.approx(np.clip(wanted, DEFAULT_SIDE, 160), rel=0.06)
+    assert side_for(RADIUS * directions(count), 256) == 256
+    assert side_for(np.zeros((count, 3))) == DEFAULT_SIDE
+
+
+def test_pieces_are_counted_by_their_volumes_and_a_cavity_is_negative():
+    def field(points):
+        shell = np.abs(np.linalg.norm(points - [-0.4, 0, 0], axis=1) - 0.3) - 0.15
+        return np.minimum(shell, np.linalg.norm(points - [0.6, 0, 0], axis=1) - 0.2)
+
+    volumes = piece_volumes(reconstruct(field, "three surfaces", 96).mesh)
+    expected = 4 / 3 * np.pi * np.array([0.45**3, 0.2**3, -(0.15**3)])
+    np.testing.assert_allclose(volumes, expected, rtol=0.02)
+
+
+def test_a_field_that_is_not_finite_makes_no_surface():
+    def broken(points):
+        return np.where(points[:, 0] > 0.9, np.nan, ball(points))
+
+    with pytest.raises(MeshError, match=r"ball: the field is NaN or infinite at [\d,]+ of 32,768 points"):
+        reconstruct(broken, "ball", side=32)

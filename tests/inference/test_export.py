@@ -17,6 +17,7 @@ from torch.utils.cpp_extension import include_paths
 from pointproj.__main__ import main
 from pointproj.config import Config
 from pointproj.inference.export import (
+    LOADER,
     PACKAGE,
     PROGRAM,
     CloudField,
@@ -26,6 +27,7 @@ from pointproj.inference.export import (
     export,
     plain_program,
 )
+from pointproj.inference.load import load
 from pointproj.nn.visibility import plain
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
@@ -35,9 +37,12 @@ ELSEWHERE = """
 import json, sys
 sys.modules["pointproj"] = None  # importing it fails from here on
 import torch
+from load import load
 program, package, inputs = sys.argv[1:]
 inputs = torch.load(inputs)
-functions = [torch.export.load(program).module(), torch._inductor.aoti_load_package(package)]
+package = load(package)
+wide = lambda *inputs: package(*(torch.cat([points, points], 1)[:, 3:] for points in inputs))
+functions = [torch.export.load(program).module(), package, wide]
 with torch.no_grad():
     print(json.dumps([[function(*points).tolist() for points in inputs] for function in functions]))
 """
@@ -58,7 +63,7 @@ def _trained(config: Config, path: Path) -> CloudField:
 
 def _inputs(network: CloudField) -> list[tuple[torch.Tensor, ...]]:
     generator = torch.Generator().manual_seed(1)
-    count = network.inputs - 2
+    count = len(network.inputs) - 2
     return [
         tuple(torch.rand(n, 3, generator=generator) * 2 - 1 for n in (queries, points, *[points] * count))
         for queries, points in SIZES
@@ -69,7 +74,7 @@ def _run_elsewhere(folder: Path, network: CloudField) -> list[list[torch.Tensor]
     torch.save(_inputs(network), folder / "inputs.pt")
     files = [folder / PROGRAM, folder / PACKAGE, folder / "inputs.pt"]
     ended = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, *files],
+        [sys.executable, "-c", ELSEWHERE, *files],  # from the folder, where load.py is
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -107,7 +112,7 @@ takes_loops = pytest.mark.skipif(
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
     written = export(tmp_path, tmp_path / "out", device="cpu")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE, LOADER}
     assert max(written.differences.values()) < 1e-5
     for made in _run_elsewhere(tmp_path / "out", network):
         for inputs, got in zip(_inputs(network), made, strict=True):
@@ -115,6 +120,62 @@ def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     for inputs in _inputs(network):
         got = _run_without_python(tmp_path / "out" / PACKAGE, inputs, tmp_path)
         torch.testing.assert_close(got, network(*inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+class _Package:
+    """In place of a compiled one: it reads memory as if it were contiguous, and returns its inputs."""
+
+    def get_metadata(self) -> dict[str, str]:
+        names = "query_points reference_points normals"
+        return {"AOTI_DEVICE_KEY": "cpu", "inputs": names, "fewest_points": "4"}
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        assert not any(points.data_ptr() % 16 or points.is_neg() for points in inputs)
+        return [points.as_strided(points.shape, (3, 1), points.storage_offset()) for points in inputs]
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda path: _Package())
+    return load(PACKAGE)
+
+
+LAYOUTS = {
+    "columns": lambda n: torch.rand(n, 6)[:, 1:4],
+    "transposed": lambda n: torch.rand(3, n).T,
+    "expanded": lambda n: torch.rand(1, 3).expand(n, 3),
+    "every-second-row": lambda n: torch.rand(2 * n, 3)[::2],
+    "not-aligned": lambda n: torch.rand(3 * n + 1)[1:].view(n, 3),
+    "negated": lambda n: torch.rand(n, 3, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_loaded_package_takes_every_layout(name: str, package):
+    inputs = [LAYOUTS[name](n) for n in (2, 4, 4)]
+    for points, read in zip(inputs, package(*inputs), strict=True):
+        assert torch.equal(points, read)
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "words"),
+    [
+        (0, torch.rand(5, 3).double(), "query_points must be a torch.float32 tensor; got torch.float64"),
+        (1, [[0.0] * 3] * 5, "reference_points must be a torch.float32 tensor; got list"),
+        (2, torch.rand(5, 3, device="meta"), "normals must be on cpu; got meta"),
+        (0, torch.rand(1, 5, 3), r"query_points must have shape \(n, 3\), one cloud; got \(1, 5, 3\)"),
+        (0, torch.rand(1, 3), "query_points must be at least 2 points; got 1"),
+        (1, torch.rand(3, 3), "reference_points must be at least 4 points; got 3"),
+        (2, torch.rand(6, 3), "normals must have a row for each of 5 points; got 6"),
+    ],
+)
+def test_the_loaded_package_refuses_what_it_would_misread(place: int, changed, words: str, package):
+    inputs = [torch.rand(5, 3) for _ in range(3)]
+    inputs[place] = changed
+    with pytest.raises((TypeError, ValueError), match=words):
+        package(*inputs)
+    with pytest.raises(TypeError, match="3 tensors, query_points, reference_points, normals; got 2"):
+        package(*inputs[:2])
 
 
 def test_a_network_of_a_radius_becomes_a_program_of_plain_torch(tmp_path: Path):
@@ -183,7 +244,7 @@ def test_what_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: p
 
 def test_values_that_are_not_numbers_do_not_pass_for_equal():
     network = torch.nn.Module()
-    network.inputs = 2
+    network.inputs = ["query_points", "reference_points"]
     network.forward = lambda queries, points: queries
     assert math.isnan(_difference(lambda queries, points: queries * math.nan, network, torch.device("cpu")))
 
@@ -209,7 +270,8 @@ def test_a_compiler_that_fails_leaves_the_program(tmp_path: Path, monkeypatch: p
 def test_a_package_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
     monkeypatch.setattr(
-        "pointproj.inference.export._compile", lambda program, cxx, path: Path(path).write_text("broken")
+        "pointproj.inference.export._compile",
+        lambda program, cxx, about, path: Path(path).write_text("broken"),
     )
     with pytest.raises(ExportError, match=r"it does not run \(exit code 1.*projector.program.pt2 is written"):
         export(tmp_path / "best.pt", tmp_path, device="cpu")
@@ -221,7 +283,9 @@ def test_a_compiler_whose_package_crashes_is_followed_by_the_systems(
 ):
     network = _trained(config_of(*SMALL, "target=udf"), tmp_path / "best.pt")
 
-    def compile_with(program: torch.export.ExportedProgram, compiler: str, path: str) -> None:
+    def compile_with(
+        program: torch.export.ExportedProgram, compiler: str, about: dict[str, str], path: str
+    ) -> None:
         Path(path).write_text(compiler)
 
     def load(package: str):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pointproj import Neighbors, attend, knn, radius_neighbors
+from pointproj import NeighborList, Neighbors, attend, knn, radius_neighbors
 from tests.conftest import Where
 from tests.oracle import assert_close
 
@@ -180,6 +180,24 @@ def test_lists_of_points_in_any_order_and_of_other_integers(where: Where):
     other = Neighbors(neighbors.indices[:, order].int(), neighbors.distances[:, order])
     got = attend(*tensors[:3], other, heads=2, bias=tensors[3][:, order], backend=where.backend)
     assert_close("values", got, by_hand(*tensors, neighbors, 2))
+
+
+def test_row_splits_of_any_integers_and_strides(where: Where):
+    generator = torch.Generator().manual_seed(0)
+    queries, keys, values = (torch.randn(n, 6, generator=generator).to(where.device) for n in (5, 9, 9))
+    splits = torch.tensor([0, 2, 2, 5, 6, 9])
+    rows = torch.arange(9).flip(0).to(where.device)
+    expected = None
+    for made in (
+        splits,
+        splits.int(),
+        splits.repeat_interleave(2)[::2],
+        splits.int().repeat_interleave(2)[::2],
+    ):
+        lists = NeighborList(made.to(where.device), rows, torch.zeros(9, device=where.device))
+        got = attend(queries, keys, values, lists, heads=2, backend=where.backend)
+        expected = got if expected is None else expected
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def algorithm():
     GPU.skip_unless("knn")
     yield cuml.use_algorithm
     cuml.use_algorithm("auto")
+    cuml.use_exact(True)
 
 
 @pytest.fixture
@@ -64,6 +65,26 @@ def test_every_algorithm_finds_the_same(name: str, k: int, algorithm):
     query, points = (torch.randn(n, 3, generator=generator).cuda() for n in (3000, 9000))
     _, rows = pointproj.knn(query, points, k, backend="cuml")
     assert torch.equal(rows, pointproj.knn(query, points, k, backend="torch")[1])
+
+
+@pytest.mark.gpu
+def test_without_exactness_rows_are_those_of_cuml(algorithm):
+    import cupy
+    from cuml.neighbors import NearestNeighbors
+
+    algorithm("brute")
+    generator = torch.Generator().manual_seed(0)
+    query, points = (torch.rand(n, 3, generator=generator).cuda() + 1000 for n in (300, 900))
+    exact = pointproj.build_index(points, backend="cuml")
+    cuml.use_exact(False)
+    distances, rows = pointproj.knn(query, points, 7, backend="cuml")
+    model = NearestNeighbors(algorithm="brute", output_type="cupy").fit(cupy.from_dlpack(points))
+    theirs = torch.from_dlpack(model.kneighbors(cupy.from_dlpack(query), 7, return_distance=False)).long()
+    assert torch.equal(rows, theirs)
+    torch.testing.assert_close(distances, (query[:, None] - points[rows]).norm(dim=-1))
+    expected = pointproj.knn(query, points, 7, backend="torch")[1]
+    assert not torch.equal(rows, expected)
+    assert torch.equal(pointproj.knn(query, points, 7, index=exact)[1], expected)  # fitted before
 
 
 @pytest.mark.gpu

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pointproj import NeighborList, Neighbors, edge_mlp, knn, radius_neighbors
+from pointproj import Neighbors, edge_mlp, knn, radius_neighbors
 from pointproj.nn import EdgeMLP
 from tests.conftest import Where
 from tests.ops.test_attention import gradients, lists_of
@@ -24,10 +24,19 @@ SETTINGS = {
     },
     "grouping": {"widths": (6, 8, 4), "reduce": "max", "activation": "relu", "ends": True},
     "everything": {"widths": (33, 6, 5, 4), "with_distance": True, "of_queries": 3, "activation": "silu"},
+    "weighted-places": {"widths": (70, 4), "with_distance": True, "of_queries": 3, "weighted": True}
+    | {"reduce": "sum"},
     "largest-of-one-layer": {"widths": (4,), "reduce": "max", "of_queries": 2, "with_distance": True},
     "in-the-plane": {"widths": (4, 3), "dims": 2, "activation": "tanh", "reduce": "sum"},
 }
-MODULES = {"gelu": nn.GELU, "relu": nn.ReLU, "silu": nn.SiLU, "tanh": nn.Tanh}
+MODULES = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
 
 
 def case(
@@ -132,3 +141,138 @@ def test_values_gradients_and_second_derivatives_are_those_of_one_mlp_a_query(na
     got = edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
     expected = by_hand(inputs, neighbors, layers, options)
     compare(got, expected, named(inputs, layers), seconds=form in ("padded", "csr"))
+
+
+@pytest.mark.parametrize("activation", MODULES)
+def test_each_activation(activation, where: Where):
+    inputs, neighbors, layers, options = case("weighted-places", activation=activation, device=where.device)
+    got = edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
+    compare(got, by_hand(inputs, neighbors, layers, options), named(inputs, layers))
+    pairs = [(m.weight, m.bias) for m in layers if isinstance(m, nn.Linear)]
+    again = edge_mlp(
+        **inputs, neighbors=neighbors, layers=pairs, activation=activation, backend="torch", **options
+    )
+    assert_close("values of a sequence", again, got)
+
+
+def apply(inputs, neighbors, layers, options, where):
+    return edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["edge-convolution", "grouping", "integral-transform"])
+def test_narrow_dtypes_sum_in_single_precision(name, dtype, where: Where):
+    inputs, *others = case(name, "csr", dtype=dtype, device=where.device)
+    got = apply(inputs, *others, where)
+    others[1].double()
+    expected = by_hand({n: t.double() for n, t in inputs.items()}, *others)
+    others[1].to(dtype)
+    assert got.dtype == dtype
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    grads = torch.autograd.grad(got.float().square().sum(), list(inputs.values()))
+    assert all(g.dtype == t.dtype and g.isfinite().all() for g, t in zip(grads, inputs.values(), strict=True))
+
+
+def test_far_from_the_origin_relative_positions_are_as_exact_as_the_points(where: Where):
+    inputs, neighbors, layers, options = case("everything", dtype=torch.float32, device=where.device)
+    with torch.no_grad():
+        for name in ("query_points", "reference_points"):
+            inputs[name] += 1000.0
+    expected = by_hand({n: t.double() for n, t in inputs.items()}, neighbors, layers.double(), options)
+    got = apply(inputs, neighbors, layers.float(), options, where)
+    torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["edge-convolution", "grouping"])
+@pytest.mark.parametrize("form", ["padded", "capacity"])
+def test_a_nan_reaches_only_those_that_have_it_as_neighbor(name, form, where: Where):
+    inputs, neighbors, layers, options = case(name, form, of_queries=2, device=where.device)
+    lists = [[row for _, row in pairs] for pairs in lists_of(neighbors)]
+    without = next(i for i, rows in enumerate(lists) if not rows)
+    row = next(rows for rows in lists if rows)[0]
+    with torch.no_grad():
+        inputs["query_features"][without] = torch.nan
+        got = apply(inputs, neighbors, layers, options, where)
+        assert got.isfinite().all()
+        assert not got[without].any()
+    grads = torch.autograd.grad(apply(inputs, neighbors, layers, options, where).sum(), list(inputs.values()))
+    assert all(g.isfinite().all() for g in grads)
+    with torch.no_grad():
+        inputs["features"][row] = torch.nan
+    got = apply(inputs, neighbors, layers, options, where)
+    reached = torch.tensor([row in rows for rows in lists], device=where.device)
+    assert got[reached].isnan().all()
+    assert got[~reached].isfinite().all()
+
+
+@pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": None}])
+def test_a_dense_batch_is_the_loop_over_clouds(form, where: Where):
+    generator = torch.Generator().manual_seed(0)
+    q, r, f = (torch.rand(3, n, c, generator=generator).to(where.device) for n, c in ((7, 3), (9, 3), (9, 5)))
+    layers = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)).to(where.device)
+    module = EdgeMLP(layers, backend=where.backend)
+    got = module(f, q, r, radius_neighbors(q, r, 0.6, backend="torch", **form))
+    for i in range(3):
+        own = radius_neighbors(q[i], r[i], 0.6, backend="torch", **form)
+        assert_close("values", got[i], edge_mlp(f[i], q[i], r[i], own, layers, backend="torch"))
+
+
+@pytest.mark.parametrize(("queries", "references", "k"), [(0, 5, 3), (4, 0, 3), (4, 5, 0)])
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_no_neighbors_give_zeros(queries, references, k, reduce, where: Where):
+    inputs = [
+        torch.rand(n, c, device=where.device) for n, c in ((references, 5), (queries, 3), (references, 3))
+    ]
+    indices = torch.full((queries, k), -1, device=where.device)
+    layers = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)).to(where.device)
+    lists = Neighbors(indices, indices.float())
+    got = edge_mlp(*inputs, lists, layers, reduce=reduce, backend=where.backend)
+    assert got.shape == (queries, 4)
+    assert not got.any()
+    assert not any(g.any() for g in torch.autograd.grad(got.sum(), list(layers.parameters())))
+
+
+@pytest.mark.parametrize("name", ["edge-convolution", "grouping"])
+def test_compiled_in_one_graph_and_under_transforms(name, where: Where):
+    inputs, neighbors, layers, options = case(name, dtype=torch.float32, device=where.device)
+    given, pairs = list(inputs.values()), [(m.weight, m.bias) for m in layers if isinstance(m, nn.Linear)]
+    options |= {"activation": "relu"}
+
+    def loss(*given):
+        got = edge_mlp(*given, neighbors, pairs, backend=where.backend, **options)
+        return got.square().sum()
+
+    torch._dynamo.reset()
+    expected = torch.autograd.grad(loss(*given), given)
+    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*given), given)
+    transformed = torch.func.grad(loss, argnums=tuple(range(len(given))))(*given)
+    for key, one, other, third in zip(inputs, compiled, expected, transformed, strict=True):
+        assert_close(f"d_{key}", one, other)
+        assert_close(f"d_{key} by torch.func", third, other)
+
+
+class TestWrongArguments:
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"layers": [(torch.rand(4, 8), None)]}, "give zeros for a layer without bias"),
+            ({"layers": [(torch.rand(600, 8), torch.rand(600))]}, "1 to 512 outputs"),
+            ({"layers": [(torch.rand(8, 8), torch.rand(8))] * 5}, "1 to 4 linear layers; got 5"),
+            ({"layers": [(torch.rand(4, 9), torch.rand(4))]}, r"8 columns \(5 of the feature, 3 of the rel"),
+            ({"layers": nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))}, "one activation of gelu"),
+            ({"layers": [(torch.rand(8, 8), torch.rand(8))] * 2, "activation": "gelo"}, "gelo"),
+            ({"multiply_features": True}, "must have 5 outputs"),
+            ({"reduce": "min"}, "reduce must be one of mean, sum, max"),
+            ({"query_points": torch.rand(22, 3)}, "a list for each of 22 query points"),
+            ({"features": torch.rand(9, 5), "reference_points": torch.rand(9, 3)}, "search these points"),
+            ({"query_features": torch.rand(22, 3)}, "one row for each query point"),
+            ({"weights": torch.rand(23)}, "one number for each pair"),
+            ({"neighbors": Neighbors(torch.rand(23, 6), None)}, "int32 or int64"),
+        ],
+    )
+    def test_are_named(self, change, words):
+        inputs, neighbors, layers, options = case("edge-convolution", dtype=torch.float32)
+        given = inputs | {"neighbors": neighbors, "layers": layers} | options | change
+        with pytest.raises((TypeError, ValueError), match=words):
+            edge_mlp(**given)

@@ -78,7 +78,7 @@ def test_a_radius_taken_from_a_distance_includes_its_point(place: int, dtype: to
         assert torch.equal(padded.indices, torch.where(distances <= limit, rows, -1))
         assert torch.equal(padded.distances, torch.where(distances <= limit, distances, torch.inf))
         listed = pointproj.radius_neighbors(query, points, radius, capacity=None, backend=where.backend)
-        assert torch.equal(listed.row_splits.diff(), padded.counts)
+        assert torch.equal(listed.row_splits.diff().clamp(max=5), padded.counts)
     ones = torch.ones(len(points), 1, dtype=dtype, device=where.device)
     options = {"kernel": "uniform", "reduce": "sum", "backend": where.backend}
     for at, radius in enumerate(radii[:20].tolist()):

@@ -101,6 +101,34 @@ def test_captured_graph_replays_with_other_inputs(operator: str, name: str, wait
 
 
 @operators
+@pytest.mark.parametrize("loss", ["eikonal", "force-matching"])
+def test_captured_step_through_a_gradient(operator: str, loss: str, waitless: Where):
+    """The gradient by positions is part of the loss, and the whole step is one graph."""
+    case = by_id("odd-sizes")
+    problem, at = _on_gpu(case)
+    function = _call(operator, case, waitless)
+
+    def step() -> dict[str, Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (*problem[:3], at.sigma)]
+        values = function(problem._replace(**dict(zip(INPUTS[:3], leaves[:3], strict=True))), leaves[3])
+        positions = leaves[: 1 if loss == "eikonal" else 2]
+        slopes = torch.autograd.grad(values.sum(), positions, create_graph=True)
+        if loss == "eikonal":
+            total = ((slopes[0].square().sum(1) + 1e-6).sqrt() - 1).square().mean()
+        else:
+            total = values.sum(1).square().mean() + sum((s - 0.1).square().mean() for s in slopes)
+        gradients = torch.autograd.grad(total, leaves)
+        return {"loss": total.detach(), **dict(zip(INPUTS, gradients, strict=True))}
+
+    replay, captured = _capture(step)
+    for static, new in zip(problem[:3], case.problem("cuda", seed=9), strict=False):
+        static.copy_(new)
+    replay()
+    for what, expected in step().items():
+        assert_close(what, captured[what], expected)
+
+
+@operators
 def test_captured_graph_with_an_index(operator: str, waitless: Where):
     case = by_id("odd-sizes")
     problem, at = _on_gpu(case)

@@ -41,6 +41,27 @@ def test_gradgradcheck(operator: str, case: Case, where: Where):
     assert gradgradcheck(function, inputs, nondet_tol=1e-12, fast_mode=True)
 
 
+@pytest.mark.parametrize(
+    "along", [(0,), (2,), (1, 3), (0, 1, 2, 3)], ids=["query", "features", "others", "all"]
+)
+@pytest.mark.parametrize("channels", [1, 40])
+@operators
+def test_second_derivatives_of_some_gradients(operator: str, channels: int, along: tuple, where: Where):
+    case = replace(by_id("odd-sizes"), channels=channels, **FP64)
+
+    def seconds(at: Where) -> dict[str, Tensor]:
+        leaves, values = _graph(operator, case, at, 3)
+        grad = values.detach().cos().requires_grad_()
+        firsts = torch.autograd.grad(values, leaves, grad, create_graph=True)
+        total = sum(firsts[i].square().sum() for i in along)
+        made = torch.autograd.grad(total, [grad, *leaves], materialize_grads=True)
+        return dict(zip(("grad", *INPUTS), made, strict=True))
+
+    got, expected = seconds(where), seconds(where._replace(backend="torch"))
+    for what in expected:
+        assert_close(what, got[what], expected[what])
+
+
 @operators
 def test_gradgradcheck_of_every_entry(operator: str, where: Where):
     function, inputs = _numeric(operator, SMALL[0], where)

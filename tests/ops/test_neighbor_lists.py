@@ -62,6 +62,34 @@ def test_a_radius_for_each_query(name: str, lists: Callable, where: Where):
 
 
 @pytest.mark.parametrize("name", BATCHES)
+def test_several_scales_are_one_list_each(name: str, lists: Callable, where: Where):
+    problem = by_id(name).problem(where.device)
+    for radii, most in (((0.1, 0.5, 1.2), (2, 4, 9)), ((1.2, 0.3, 0.3), (3, 5, 1)), ([0.7], [4])):
+        found = lists(problem, radii, max_neighbors=most, displacements=True)
+        assert len(found) == len(radii)
+        for scale, radius, k in zip(found, radii, most, strict=True):
+            alone = lists(problem, radius, max_neighbors=k, displacements=True)
+            assert scale.radius == alone.radius
+            for part, expected in zip(scale[:4], alone[:4], strict=True):
+                torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_ball_of_many_more_points_than_places(lists: Callable, where: Where):
+    generator = torch.Generator().manual_seed(4)
+    points = torch.rand(2000, 3, generator=generator)
+    points[:900] *= 0.01
+    query = torch.cat([points[::50], 3 * points[:20], points.new_full((1, 3), torch.nan)])
+    for radius in (0.3, 40.0, torch.linspace(0.001, 3.0, len(query))):
+        for k in (1, 9, 40, 150):
+            expected, counts = reference.radius_search(query, points, radius, k)
+            here = radius.to(where.device) if isinstance(radius, Tensor) else radius
+            problem = Problem(query.to(where.device), points.to(where.device), None)
+            found = lists(problem, here, max_neighbors=k)
+            assert torch.equal(found.indices.cpu(), expected)
+            assert torch.equal(found.counts.cpu(), counts)
+
+
+@pytest.mark.parametrize("name", BATCHES)
 def test_an_index_gives_the_same(name: str, lists: Callable, where: Where):
     case = by_id(name)
     problem = case.problem(where.device)
@@ -100,7 +128,7 @@ def test_points_that_are_not_finite(lists: Callable, where: Where):
     assert nearest.distances[3].isnan().all()
     assert nearest.counts[3] == 0
     listed = lists(problem._replace(query_points=query, reference_points=points), 0.9, capacity=None)
-    assert torch.equal(listed.row_splits.diff(), nearest.counts)
+    assert torch.equal(listed.row_splits.diff().clamp(max=51), nearest.counts)
 
 
 def test_no_points_in_an_odd_layout(lists: Callable, where: Where):
@@ -321,6 +349,9 @@ def test_many_pairs_on_a_gpu(on_gpu: Where):
             r"one for each query; got torch.float32 of shape \(3,\)",
         ),
         ({"max_neighbors": 3, "radius": -torch.ones(9)}, "every radius must be positive and finite; got -1"),
+        ({"max_neighbors": (3, 4)}, r"several scales need .* got radius=0.4 and max_neighbors=\(3, 4\)"),
+        ({"max_neighbors": (3,), "radius": (0.1, 0.2)}, "one for each radius; got"),
+        ({"max_neighbors": (3, 0), "radius": (0.1, 0.2)}, "max_neighbors must be at least 1; got 0"),
         ({"max_neighbors": 3, "box": (1.0, 1.0)}, "box must be a tuple of 3 lengths"),
         ({"max_neighbors": 3, "box": (1.0, 1.0, 0.0)}, "box must hold positive lengths"),
         ({"max_neighbors": 3, "box": (0.8, 1.0, 2.0)}, "less than half of every length of the box"),

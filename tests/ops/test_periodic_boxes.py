@@ -44,7 +44,7 @@ def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
     assert torch.equal(torch.stack([listed.query_indices, listed.indices]), expected_pairs)
     assert_close("lengths", listed.displacements.norm(dim=1), listed.distances)
     nearest = lists(problem, radius, max_neighbors=6, box=box)
-    assert torch.equal(nearest.counts, expected.row_splits.diff())
+    assert torch.equal(nearest.counts, expected.row_splits.diff().clamp(max=7))
     order = radius_neighbors(wrapped_query, replicas, radius, max_neighbors=6, backend="torch")
     assert torch.equal(nearest.indices, torch.where(order.indices >= 0, order.indices % len(points), -1))
     finite = order.distances.isfinite()

@@ -96,8 +96,10 @@ def few_points(rank, device):
         torch.testing.assert_close(got, radius(ops)(*leaves)[rows])
     with pytest.raises(ValueError, match=r"halo is for a radius up to 0\.35; got 0\.4"):
         sharded.radius_aggregate(*here, 0.4, slabs=slabs)
-    with pytest.raises(ValueError, match=r"made for \d queries of this process; got 2"):
-        sharded.radius_aggregate(leaves[0][:2], *here[1:], 0.3, slabs=slabs)
+    wider = [torch.cat([tensor, tensor[:1], tensor.new_zeros(1, tensor.shape[1])]) for tensor in here]
+    for others in ([wider[0], *here[1:]], [here[0], *wider[1:]], [tensor.float() for tensor in here]):
+        with pytest.raises(ValueError, match=r"the slabs were made for .*: make slabs for these"):
+            sharded.radius_aggregate(*others, 0.3, slabs=slabs)
 
 
 def check_all(rank, count, port, device):

@@ -9,16 +9,19 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from pointproj.ops.backends.triton import cell_list, gradients, knn_search, sums  # noqa: E402
+from pointproj.ops.backends.triton import cell_list, edge_mlp, gradients, knn_search, sums  # noqa: E402
 
 POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "parameter", "eps", "aggregated", "softmax", "grad"]
-SUMS += ["d_query", "d_reference", "d_features", "d_sigma"]
+SUMS += ["d_query", "d_reference", "d_features", "d_sigma", "query_points", "reference_points", "hidden"]
+SUMS += ["of_queries", "weights", "layer", "sums", "d_hidden", "d_of_queries", "d_weights", "d_layer"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
 DEFAULT = {"KERNEL": 0, "REDUCE": 0, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
 WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
 LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
+EDGES = {"PADDED": False, "HIDDEN": True, "OF_QUERIES": True, "WEIGHTED": True, "DISTANCE": True}
+EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "STEP": 8}
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -30,6 +33,8 @@ KERNELS = {
     "sums-compact": (sums.sum_kernel, {**WITHIN, "KERNEL": 4, "REDUCE": 1}),
     "gradients": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS}),
     "gradients-lists": (gradients.gradient_kernel, {**LISTED, **GRADIENTS}),
+    "edges": (edge_mlp.sum_kernel, EDGES),
+    "edge-gradients": (edge_mlp.gradient_kernel, {**EDGES, "FLAGS": 63}),
     "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }
 
@@ -39,6 +44,8 @@ def compiled(name: str, architecture: int, real: str, size: str, warps: int = 1)
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
     pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
+    if name.startswith("edge"):
+        pointers |= {"rows": "*i64", "row_splits": "*i64"}
     if name == "numbers":
         pointers.pop("clouds")  # here that is their number
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}

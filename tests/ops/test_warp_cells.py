@@ -6,6 +6,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.cases import clustered
+from pointproj.ops.backends.warp.cell_list import FRAME, KNOTS
 from pointproj.ops.backends.warp.cell_list_build import FEW_POINTS, build_cell_list
 from pointproj.ops.specification import reference
 
@@ -56,6 +57,48 @@ def test_every_finite_point_is_in_a_cell(kind: str, radius: float | None, device
     assert start[-1] == len(points)
     assert start[cells.shapes[0, 4]] == finite.sum()
     assert (start.diff() >= 0).all()
+
+
+def _graded(count: int, g: torch.Generator) -> Tensor:
+    """Half of the points from 1e-5 to 5 around a sphere, on a logarithmic scale, in a box of 80 x 40 x 40."""
+    sphere = torch.nn.functional.normalize(torch.randn(count // 2, 3, generator=g), dim=1)
+    distance = 1e-5 * (torch.rand(count // 2, 1, generator=g) * 13.1).exp()
+    far = (torch.rand(count - count // 2, 3, generator=g) - 0.5) * torch.tensor([80.0, 40.0, 40.0])
+    return torch.cat([sphere * (1 + distance), far])[torch.randperm(count, generator=g)]
+
+
+@pytest.mark.parametrize("radius", [None, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["graded", "clustered", "plane"])
+def test_crowded_clouds_have_graded_cells(kind: str, dtype: torch.dtype, radius: float | None, device: str):
+    """A point shares its cell with few others, and lies between its cell's ends."""
+    g, count = torch.Generator().manual_seed(0), 30_000
+    points = clustered(count)(g) if kind == "clustered" else _graded(count, g).double()
+    if kind == "plane":
+        points[:, 2] = 0.5
+    points = points.to(device, dtype)
+    cells = build_cell_list(points, None, 1, radius)
+    occupancy = cells.start.diff().double()
+    assert (occupancy**2).sum() / count < 30  # 3,000 and more in cells of equal width
+    shape, between = cells.shapes[0, :3].tolist(), cells.shapes[0, 5:].tolist()
+    assert all(b * min(n, KNOTS) <= n for b, n in zip(between, shape, strict=True))
+    assert between[2 if kind == "plane" else 0] > 0
+    knots = cells.frames[0, FRAME:].view(3, KNOTS + 1)
+    for axis in range(3):
+        assert (knots[axis, : shape[axis] // between[axis] + 1].diff() >= 0).all()
+    queries = torch.cat([points[::97], points[::301] + 1e-4, points[::997] * 2])
+    _, rows = pointproj.knn(queries, points, K, backend="warp")
+    assert torch.equal(rows, reference.knn_search(queries, points, K))
+    within = pointproj.radius_neighbors(queries, points, 1e-3, max_neighbors=5, backend="warp")
+    expected = pointproj.radius_neighbors(queries, points, 1e-3, max_neighbors=5, backend="torch")
+    assert torch.equal(within.indices, expected.indices)
+
+
+def test_other_clouds_have_cells_of_equal_width(device: str):
+    g = torch.Generator().manual_seed(0)
+    for points in (torch.rand(30_000, 3, generator=g), torch.randn(30_000, 3, generator=g)):
+        cells = build_cell_list(points.to(device), None, 1, None)
+        assert cells.shapes[0, 5:].tolist() == [0, 0, 0]
 
 
 def test_crowded_cells_of_several_clouds(device: str):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import pointproj
 from pointproj.benchmark.cases import Case, Problem
 from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS, Weighting
 from tests.conftest import Where
@@ -113,3 +114,40 @@ def test_inverse_distances_below_an_eps_of_more_than_one(operator: str, backend:
     options = {"kernel": "inverse_distance", "reduce": "sum", "eps": 100.0, "backend": backend.backend}
     aggregated = run(operator, problem, len(points) if operator == "knn" else 50.0, 0.1, **options)
     assert_close("aggregated", aggregated * 1e4, features.sum(0, keepdim=True))
+
+
+@operators
+@pytest.mark.parametrize(
+    ("power", "eps", "distances"),
+    [
+        (2.0, 0.5, (0.5, 1.0, 0.25)),  # at exactly eps the gradient is that of the distance
+        (
+            3.5,
+            1e-10,
+            (0.0, 3e-11, 1e-9, 0.5),
+        ),  # gradients of logits overflow below eps, where none is passed on
+        (4.0, 1e-9, (5e-10, 2e-9, 2e-9, 0.5)),
+    ],
+)
+def test_inverse_distances_at_the_ends(
+    power: float, eps: float, distances: tuple[float, ...], operator: str, backend: Where
+):
+    """Every gradient is the specification's in the same dtype, also where that is infinite."""
+    reference_points = torch.tensor([[d, 0.0, 0.0] for d in distances])
+    features = torch.arange(1.0, len(distances) + 1)[:, None] * torch.tensor([[1.0, -3.0]])
+    options = {"kernel": "inverse_distance", "power": power, "eps": eps}
+    for reduce in ("mean", "sum"):
+        found = []
+        for name, device in (("torch", "cpu"), backend):
+            leaves = torch.zeros(1, 3), reference_points, features, torch.tensor(0.1)
+            query, points, values, sigma = (t.to(device).requires_grad_() for t in leaves)
+            size = {"knn": len(distances), "radius": 2.0}[operator]
+            call = getattr(pointproj, f"{operator}_aggregate")
+            out = call(query, points, values, size, sigma=sigma, reduce=reduce, backend=name, **options)
+            gradients = torch.autograd.grad(out.sum() * 1e5, (query, points, values, sigma))
+            found.append([g.cpu() for g in (out.detach(), *gradients)])
+        for of, expected, got in zip(("out", "query", "points", "features", "sigma"), *found, strict=True):
+            message = f"{of} of a {reduce}"
+            torch.testing.assert_close(
+                got, expected, rtol=1e-4, atol=1e-6, equal_nan=True, msg=lambda m, of=message: f"{of}: {m}"
+            )

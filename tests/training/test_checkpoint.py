@@ -151,6 +151,14 @@ def test_of_a_checkpoint_cut_short_the_one_before_is_taken_with_a_warning(tmp_pa
     assert checkpoint.find(changed(config, resume="auto"), run, SINGLE_PROCESS)[0] == path
 
 
+@pytest.mark.parametrize(("reached", "words"), [(9, "; training ended after 9 epochs, at 22%"), (40, "")])
+def test_a_checkpoint_says_how_far_training_came(tmp_path, config, reached, words):
+    for name, epoch in (("best.pt", 8), ("last.pt", reached)):
+        checkpoint.save(tmp_path / name, {"position": {"epoch": epoch}}, config)
+    line = checkpoint.described(*checkpoint.load_best(tmp_path))
+    assert line == f"{tmp_path / 'best.pt'}, of epoch 8 of 40{words}"
+
+
 def test_no_other_file_is_taken_for_one_asked_for_by_name(tmp_path, config):
     for name in ("last.pt", "last.pt", "best.pt"):
         checkpoint.save(tmp_path / name, {}, config)

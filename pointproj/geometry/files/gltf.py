@@ -27,7 +27,7 @@ _VISIBILITY = "KHR_node_visibility"
 # Extensions that leave the shape alone, or that are understood.
 _HARMLESS = re.compile(
     r"(KHR|EXT|MSFT|ADOBE|NV)_(materials|texture|lights|image)_\w+|KHR_(xmp|xmp_json_ld|mesh_quantization"
-    r"|animation_pointer|node_selectability|node_hoverability)|KHR_materials_\w+|EXT_(mesh_features"
+    r"|animation_pointer|node_selectability|node_hoverability)|EXT_(mesh_features"
     r"|structural_metadata|instance_features|mesh_manifold)|MSFT_lod|CESIUM_primitive_outline"
     rf"|FB_geometry_metadata|{_INSTANCES}|{_VISIBILITY}"
 )

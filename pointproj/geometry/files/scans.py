@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pointproj.geometry.files import las_header
 from pointproj.geometry.files.arrays import structured
 from pointproj.geometry.files.text import Content, FormatError, decode
 
@@ -37,11 +38,22 @@ def missing_packages(paths: Sequence[str | Path]) -> str | None:
 
 def las(path: Path) -> Content:
     """Return the points of a LAS or LAZ file, without those marked as withheld."""
+    declared = las_header.check(path, LARGEST_POINTS)
+    try:
+        return _las(path, declared)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # of lazrs, and no Exception
+            raise FormatError(f"has compressed points that are damaged ({error})") from None
+        raise
+
+
+def _las(path: Path, declared: int) -> Content:
     import laspy
 
-    with laspy.open(path) as reader:
+    # One thread: the other decoder of lazrs takes memory for what a damaged file declares.
+    how = {"laz_backend": laspy.LazBackend.Lazrs} if path.suffix.lower() == ".laz" else {}
+    with laspy.open(path, read_evlrs=False, **how) as reader:
         header = reader.header
-        _check_count(header.point_count)
         if not (np.isfinite([*header.scales, *header.offsets]).all() and np.all(header.scales)):
             raise FormatError(f"has the scales {header.scales} and the offsets {header.offsets}")
         if _is_geographic(header.vlrs):
@@ -51,8 +63,8 @@ def las(path: Path) -> Content:
             found += len(chunk)
             kept = np.asarray(chunk.withheld) == 0
             parts.append(np.stack([np.asarray(axis)[kept] for axis in (chunk.x, chunk.y, chunk.z)], axis=1))
-    if found != header.point_count:
-        raise FormatError(f"declares {header.point_count} points, but holds {found}")
+    if found != declared:
+        raise FormatError(f"declares {declared} points, but holds {found}")
     points = np.concatenate(parts)
     return Content(points, notes=_left_out(found - len(points), "withheld"))
 

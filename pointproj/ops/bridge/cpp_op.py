@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.bridge.torch_op import Spec, opaque, signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
 from pointproj.ops.torch_internals import below_autograd, builtin_of
 
 ANNOTATIONS = {
@@ -50,7 +50,6 @@ def cpp_op(
     name: str,
     outputs: Callable[[SimpleNamespace], tuple[Spec, ...]],
     differentiable: Sequence[str] = (),
-    second_backward=None,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Make an operator of a loaded library compilable and differentiable.
 
@@ -77,6 +76,6 @@ def cpp_op(
         lambda *args: outputs(SimpleNamespace(**dict(zip(arguments, args, strict=True)))),
         differentiable=differentiable,
         backward=in_cpp,
-        second_backward=second_backward or in_cpp,
-        register=register if second_backward is None else (lambda n,f,k: opaque(n,f,k) if n.endswith("second_backward") else register(n,f,k)),
+        second_backward=in_cpp,
+        register=register,
     )

@@ -299,6 +299,10 @@ def _directions(values: Sequence[Tensor | None], like: Tensor) -> list[Tensor]:
 def _filled(values: Sequence[Tensor | None], likes: Sequence[Tensor | None]) -> list[Tensor]:
     """Contiguous values; zeros like the other where one is missing, and an empty tensor where both are."""
     return [
-        v.contiguous() if v is not None else torch.zeros(0) if like is None else empty_like(like).zero_()
+        v.contiguous()
+        if v is not None
+        else torch.zeros(0, device="cpu")
+        if like is None
+        else empty_like(like).zero_()
         for v, like in zip(values, likes, strict=False)
     ]

@@ -11,6 +11,17 @@ a_ij over the neighbours of i, it is, of out_i = sum_j a_ij f_j for an upstream 
 For ``reduce="sum"`` the weights are a_ij = K(d_ij), and the sum over k, which comes from the division by the
 total weight, is 0. For ``"weighted"`` the total is over the neighbours with a reference weight, and the sum
 over k is left out for the others, whose f_j is 0. Neighbour sets are constants.
+
+The second backward differentiates the sum of all first gradients times directions p', q', f' and sigma'.
+Rates are derivatives along these: l'_ij = l_d n_ij . (p'_i - q'_j) + l_sigma sigma', and c'_ij = g_i . f'_j.
+With the means over the neighbours C_i of c_ij and L_i of l'_ij, and
+T_i = sum_j a_ij (c'_ij + (l'_ij - L_i) (c_ij - C_i)),
+
+    d g_i = sum_j a_ij (f'_j + (l'_ij - L_i) f_j)        d f_j = sum_i a_ij (l'_ij - L_i) g_i
+    t_ij = a_ij (c'_ij + (l'_ij - L_i) (c_ij - C_i) - T_i)   (gradient of the logit; s_ij is that of its rate)
+
+and those of points and sigma follow from t_ij and s_ij by the chain rule. For ``reduce="sum"`` C, L and T are
+0.
 """
 
 import contextlib

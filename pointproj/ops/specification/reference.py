@@ -116,10 +116,10 @@ def radius_search(
     radius: float | Float[Tensor, " q"],
     k: int,
 ) -> tuple[Int[Tensor, "q k"], Int[Tensor, " q"]]:
-    """Indices of the k nearest within ``radius``, as in :func:`knn_search`, and how many there are in all."""
+    """Rows of the k nearest within ``radius``, as :func:`knn_search`, and how many are, up to k + 1."""
     is_neighbor = within(query_points, reference_points, radius)
     squared = squared_distances(query_points, reference_points).masked_fill(~is_neighbor, torch.inf)
-    return _smallest(squared, k), is_neighbor.sum(1)
+    return _smallest(squared, k), is_neighbor.sum(1).clamp(max=k + 1)
 
 
 def radius_list(

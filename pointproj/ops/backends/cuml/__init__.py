@@ -32,6 +32,7 @@ FEWEST_FOR_RBC = 100_000  # below, brute force is faster (27,000 queries, k = 7,
 PACKAGES = ("cuml", "cupy")
 
 _algorithm = "auto"
+_exact = True
 
 
 class CaptureImpossible(RuntimeError):  # noqa: N818 - the name is the message
@@ -62,6 +63,17 @@ def use_algorithm(name: str) -> None:
     _algorithm = name
 
 
+def use_exact(exact: bool) -> None:
+    """Whether clouds that are fitted from here on are searched exactly, or give cuML's own result.
+
+    cuML's own result takes a part of the time. It breaks the contract of :func:`pointproj.knn`: rows are
+    rounded in fp32 (of coordinates far from the origin, most are wrong), ties have any order, and points that
+    are not finite are not left out.
+    """
+    global _exact
+    _exact = exact
+
+
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | None
 ) -> Tables:
@@ -79,12 +91,21 @@ class _FittedCloud:
     """One cloud, fitted once."""
 
     def __init__(self, reference_points: Tensor) -> None:
-        self.candidates: Candidates = candidates_of(reference_points)
-        self._model = self._by_cuml(self._fit) if len(self.candidates.rows) else None
+        self.candidates: Candidates | None = candidates_of(reference_points) if _exact else None
+        self._points = self.candidates.shifted if self.candidates else _single(reference_points)
+        self._model = self._by_cuml(self._fit) if len(self._points) else None
 
     def search(self, query_points: Tensor, k: int) -> Tensor:
         """Rows of the k nearest, (Q, k)."""
-        return exact_neighbors(query_points, self.candidates, self._propose, k)
+        if self.candidates:
+            return exact_neighbors(query_points, self.candidates, self._propose, k)
+        found = query_points.new_full((len(query_points), k), -1, dtype=torch.int64)
+        count = min(k, len(self._points))
+        if count:
+            proposed = self._propose(_single(query_points), count)
+            found[:, :count] = proposed
+            torch.cuda.current_stream().synchronize()  # another stream may reuse cuML's memory afterwards
+        return found
 
     def _fit(self) -> Any:
         import cupy
@@ -92,9 +113,9 @@ class _FittedCloud:
 
         algorithm = _algorithm
         if algorithm == "auto":
-            algorithm = "rbc" if len(self.candidates.rows) >= FEWEST_FOR_RBC else "brute"
+            algorithm = "rbc" if len(self._points) >= FEWEST_FOR_RBC else "brute"
         model = NearestNeighbors(algorithm=algorithm, metric="euclidean", output_type="cupy")
-        return model.fit(cupy.from_dlpack(self.candidates.shifted))
+        return model.fit(cupy.from_dlpack(self._points))
 
     def _propose(self, shifted: Tensor, count: int) -> Tensor:
         import cupy
@@ -111,7 +132,11 @@ class _FittedCloud:
         current stream before the call. Its results are read before a search ends, see ``candidates``.
         """
         torch.cuda.current_stream().synchronize()
-        return _thread_of(self.candidates.points.device).submit(work).result()
+        return _thread_of(self._points.device).submit(work).result()
+
+
+def _single(points: Tensor) -> Tensor:
+    return points.detach().float().contiguous()
 
 
 class _Index(NamedTuple):

@@ -4,6 +4,7 @@ The arguments of each operator are a struct in ``csrc``, from which C++ makes th
 same here. Importing this module loads the library.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace
@@ -27,8 +28,15 @@ def build_index(
     return (_build_index(reference_points, reference_offsets, count, *radii, _deterministic()),)
 
 
-def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _knn(*clouds, _table(tables), k, index_dtype == torch.int64)
+def nearest(
+    clouds: Clouds,
+    tables: Tables | None,
+    k: int,
+    index_dtype: torch.dtype,
+    max_radius: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    limit = math.inf if max_radius is None else max_radius
+    return _knn(*clouds, _table(tables), limit, k, index_dtype == torch.int64)
 
 
 def knn_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, k: int) -> Tensor:
@@ -45,10 +53,10 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 def radius_search(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int, knn_tables: Tables | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     number, tensor = _number_or_tensor(radius)
-    return _radius_search(*clouds, _table(tables), number or 0.0, tensor, k)
+    return _radius_search(*clouds, _table(tables), _table(knn_tables), number or 0.0, tensor, k)
 
 
 def radius_list(
@@ -168,8 +176,7 @@ _attend = cpp_op(
         (call.queries.shape, call.queries.dtype),
         ((call.queries.shape[0], call.heads), call.queries.dtype),
     ),
-    differentiable=attention.DIFFERENTIABLE,
-    second_backward=attention.attend_second_backward,
+    attention.DIFFERENTIABLE,
 )
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)

@@ -1,15 +1,11 @@
 """Attention over neighbour lists, head by head, without the rows of all pairs."""
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.backends.torch.weighted_sums import pair_products
 from pointproj.ops.specification.clouds import rows_in_packed
-from pointproj.ops.specification.gradients import second_gradients
-from pointproj.ops.specification.records import Saved, Tensors
 
 DIFFERENTIABLE = ("queries", "keys", "values", "bias")
 
@@ -43,10 +39,3 @@ def attend(
         summed = pairs.weighted(value.contiguous(), weights)
         results.append(torch.where(total != 0, summed / torch.where(total != 0, total, 1.0), 0.0))
     return torch.cat(results, dim=-1)
-
-
-def attend_second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-    """Of the sum of directions times first gradients: for the upstream gradient, then ``DIFFERENTIABLE``."""
-    others = {n: v for n, v in saved.inputs.items() if n not in (*DIFFERENTIABLE, "deterministic")}
-    inputs = [saved.inputs[name] for name in DIFFERENTIABLE]
-    return second_gradients(partial(attend, **others), inputs, grads[0], directions)

@@ -48,7 +48,11 @@ def check_backend(backend: str, **others: object) -> None:
 
 
 def nearest(
-    clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype
+    clouds: Clouds,
+    tables: Tables | None,
+    k: int,
+    index_dtype: torch.dtype,
+    max_radius: float | None = None,
 ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
     """Distances and packed rows of the k nearest, as a backend gives them, here of (Q, D) and (N, D) points.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from pointproj.ops.backends.torch.attention import attend
 from pointproj.ops.backends.torch.edge_mlp import edge_mlp
 from pointproj.ops.backends.torch.farthest_points import farthest_points
+from pointproj.ops.backends.torch.vector_attention import vector_attend
 from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.distances import distances_of
@@ -40,6 +41,7 @@ __all__ = [
     "radius_list",
     "radius_search",
     "search",
+    "vector_attend",
 ]
 
 
@@ -59,7 +61,7 @@ def radius_aggregate(clouds: Clouds, tables: Tables | None, summands: Summands, 
 
 
 def radius_search(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int, knn_tables: Tables | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _radius_search(*clouds, radii_of(radius, clouds.query_points), k)
 
@@ -92,7 +94,7 @@ def _radius_search_body(clouds: Clouds, radii: Tensor, k: int) -> tuple[Tensor, 
         squared.masked_fill_(~is_neighbor, torch.inf)
         rows = nearest_rows(squared, min(k, squared.shape[1]), reference.start)
         found[query, : rows.shape[1]] = rows
-        counts[query] = is_neighbor.sum(1)
+        counts[query] = is_neighbor.sum(1).clamp_(max=k + 1)
     return distances_of(clouds, found), found, counts
 
 

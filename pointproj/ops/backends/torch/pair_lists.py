@@ -7,13 +7,13 @@ from torch import Tensor
 
 from pointproj.ops.specification.clouds import queries_of
 
-# Numbers of a chunk's widest tensor: in the cache of a CPU core, 32 MiB of fp32 on a GPU.
-VALUES_AT_ONCE = {"cpu": 2**18, "cuda": 2**23}
+# Numbers of a chunk's widest tensor: 4 MiB of fp32 on a CPU, 32 MiB on a GPU.
+VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**23}
 SPARE = 256  # rows of zeros behind the others, for missing neighbours: a GPU adds to one row serially
 
 
 class PairLists:
-    """Neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``; rows of no reference point are missing."""
+    """Neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``; other rows are missing."""
 
     def __init__(self, rows: Tensor, row_splits: Tensor | None, references: int) -> None:
         missing = (rows < 0) | (rows >= references)
@@ -29,7 +29,7 @@ class PairLists:
 
     def chunks(self, width: int) -> Iterator[slice]:
         """Parts of the lists whose pairs have at most so many numbers each."""
-        if not (self.rows.numel() and self.queries):
+        if not (self.rows.numel() and self.queries and self.references):
             return
         size = max(1, VALUES_AT_ONCE[self.rows.device.type] // (self.rows[:1].numel() * width))
         for first in range(0, len(self.rows), size):
@@ -47,11 +47,6 @@ class PairLists:
     def of_queries(self, at: slice, values: Tensor) -> Tensor:
         """Values (Q, C) of each pair's query: (m, 1, C) or (m, C)."""
         return values[at, None] if self.padded else values.index_select(0, self.query[at])
-
-    def of_queries_expanded(self, at: slice, values: Tensor) -> Tensor:
-        """The same, with a row for each pair also of padded lists."""
-        own = self.of_queries(at, values)
-        return own.expand(*self.rows[at].shape, -1)
 
     @property
     def has_pairs(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-OPERATORS = frozenset({"knn", "radius"})
+OPERATORS = frozenset({"knn", "radius", "edge_mlp"})
 RANK = {"cpu": -1, "cuda": 5}
 EXPORTABLE = frozenset({"cuda"})
 FUNCTIONS = "operators"

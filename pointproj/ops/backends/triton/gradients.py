@@ -92,7 +92,7 @@ def gradient_kernel(
             place, is_point = (row, row >= 0) if LISTED else (at, at < end[:, None])
             hit, dx, dy, dz, distance = pair(x, y, z, points, place, is_point, limit, LISTED, real)
             if tl.max(hit.to(tl.int32)) > 0:
-                weight, decay_per_distance, by_sigma = weigh(base, distance, parameter, eps, KERNEL)
+                weight, decay_per_distance, by_sigma = weigh(base, distance, parameter, eps, KERNEL, REDUCE)
                 weight = tl.where(hit, weight * inverse, 0.0)
                 if FEATURES:
                     for channel in range(0, channels, BLOCK):
@@ -110,7 +110,8 @@ def gradient_kernel(
                         has_weight = has_reference_weight(features, row, hit, channels, REDUCE)
                         d_logit = tl.where(has_weight & (weight < most), d_logit, 0.0)
                     has_gradient = hit & (d_logit != 0)
-                    sigma_sum += tl.sum(tl.where(has_gradient, d_logit * by_sigma, 0.0), 1)
+                    sigma_sum += tl.sum(tl.where(has_gradient & (by_sigma != 0), d_logit * by_sigma, 0.0), 1)
+                    has_gradient &= decay_per_distance > 0  # where it is 0, d_logit may be infinite
                     scale = tl.where(has_gradient, -d_logit * decay_per_distance, 0.0)
                     sum_x += tl.sum(scale * dx, 1)
                     sum_y += tl.sum(scale * dy, 1)

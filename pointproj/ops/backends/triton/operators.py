@@ -13,6 +13,7 @@ from torch import Tensor
 from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.backends.torch.operators import radius_list, radius_search
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
+from pointproj.ops.backends.triton.edge_mlp import edge_mlp
 from pointproj.ops.backends.triton.flops import count_aggregation, count_search
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
@@ -41,7 +42,15 @@ from pointproj.ops.specification.records import (
 )
 from pointproj.ops.specification.reference import Weighting
 
-__all__ = ["aggregate_neighbors", "build_index", "radius_aggregate", "radius_list", "radius_search", "search"]
+__all__ = [
+    "aggregate_neighbors",
+    "build_index",
+    "edge_mlp",
+    "radius_aggregate",
+    "radius_list",
+    "radius_search",
+    "search",
+]
 ONE_INDEX = True  # the cell list
 
 

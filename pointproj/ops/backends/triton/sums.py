@@ -178,12 +178,12 @@ def sum_kernel(
                 if REDUCE != SUM:
                     bases = tl.where(has_weight, base_of(distance, eps, KERNEL), float("inf"))
                     nearest = tl.minimum(base, tl.min(bases, 1))
-                    rescale, _, _ = weigh(nearest, base, parameter, eps, KERNEL)
+                    rescale, _, _ = weigh(nearest, base, parameter, eps, KERNEL, REDUCE)
                     rescale = tl.where((nearest < base) & (base < float("inf")), rescale, 1.0)
                     base = nearest
                     total *= rescale
                     sums *= rescale[:, None]
-                weight, _, _ = weigh(base[:, None], distance, parameter, eps, KERNEL)
+                weight, _, _ = weigh(base[:, None], distance, parameter, eps, KERNEL, REDUCE)
                 total += tl.sum(tl.where(has_weight, weight, 0.0), 1)
                 there = hit[:, :, None] & (channel < channels)
                 values = tl.load(features + row[:, :, None] * channels + channel, mask=there, other=0.0)

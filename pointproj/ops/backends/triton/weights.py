@@ -51,7 +51,7 @@ def base_of_sum(like, KERNEL: tl.constexpr):
 
 
 @triton.jit
-def weigh(base, distance, parameter, eps, KERNEL: tl.constexpr):
+def weigh(base, distance, parameter, eps, KERNEL: tl.constexpr, REDUCE: tl.constexpr):
     """``weight``, ``decay_per_distance`` and ``by_sigma``.
 
     by_sigma multiplies by the inverse of sigma once for each power of it: the power itself may overflow. The
@@ -70,7 +70,7 @@ def weigh(base, distance, parameter, eps, KERNEL: tl.constexpr):
         by_sigma = (distance - base) * inverse * ((distance + base) * inverse) * inverse
     elif KERNEL == INVERSE_DISTANCE:
         weight = power(tl.log2(base / tl.maximum(distance, eps)) * parameter)
-        decay_per_distance = tl.where(distance > eps, parameter / distance / distance, 0.0)
+        decay_per_distance = tl.where(distance >= eps, parameter / distance / distance, 0.0)
     elif KERNEL == COMPACT:
         rest = tl.maximum(1.0 - square(quotient(distance, parameter)), 0.0)  # exactly 0 at the support
         weight = rest * rest
@@ -78,4 +78,6 @@ def weigh(base, distance, parameter, eps, KERNEL: tl.constexpr):
     else:
         weight = tl.full(distance.shape, 1.0, distance.dtype)
         decay_per_distance = tl.zeros_like(distance)
-    return tl.where(weight > most, most, weight), decay_per_distance, by_sigma  # tl.minimum would drop NaN
+    if REDUCE == WEIGHTED:
+        weight = tl.where(weight > most, most, weight)  # tl.minimum would drop NaN
+    return weight, decay_per_distance, by_sigma

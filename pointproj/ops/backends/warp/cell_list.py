@@ -3,6 +3,9 @@
 Each cloud has a grid, which divides the box that holds most of the cloud. Cells at the border extend to the
 farthest points. Adjacent cells along x hold one contiguous run of points.
 
+Cells are of equal width, but in a crowded cloud: there the grid is graded. Along each axis, knots at
+quantiles of a sample divide the box, and between two knots there are as many cells as between any other two.
+
 Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because the cell of
 a point and the border of a cell are rounded differently.
 """
@@ -19,6 +22,8 @@ from pointproj.ops.specification.records import FIELDS
 ROUNDINGS = 16.0  # rounding errors of a distance to a cell, relative to the largest coordinate
 # Squares of distances below about this one round to 0 or lose bits: the slack is at least as large.
 LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
+KNOTS = 32  # most intervals of a graded grid along an axis
+FRAME = 12  # numbers of a frame before the knots
 
 
 class CellList(NamedTuple):
@@ -27,8 +32,11 @@ class CellList(NamedTuple):
     The last cell of a cloud is not part of its grid: it has the points that are not finite.
     """
 
-    frames: CoordinateRows  # (clouds, 12): corner of cell 0, edges of a cell, lowest and highest of all
-    shapes: IntRows  # (clouds, 5): cells along x, y, z; numbers of the first cell and of the last
+    # (clouds, FRAME + 3 (KNOTS + 1)): corner of cell 0, edges of a cell, lowest and highest of all, knots
+    frames: CoordinateRows
+    # (clouds, 8): cells along x, y, z; numbers of the first cell and of the last; cells between two knots
+    # along x, y, z, 0 where cells are of equal width
+    shapes: IntRows
     start: Ints  # (cells + 1,): first sorted point of each cell, then the number of points
     points: CoordinateRows  # (rows, 4): sorted positions, and the bits of their row in the given set
 
@@ -58,6 +66,9 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
         outside: vec3  # distance along each axis from q to the cloud, never too large
         base: int  # number of cell 0 in the tables
         slack: real
+        between: wp.vec3i  # cells between two knots; 0 where cells are of equal width
+        frames: wp.array2d(dtype=real)
+        cloud: int
 
     @wp.func
     def load(cells: CellListStruct, cloud: int, q: vec3):
@@ -67,6 +78,7 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
             grid.low[axis] = cells.frames[cloud, axis]
             grid.edge[axis] = cells.frames[cloud, axis + 3]
             grid.shape[axis] = cells.shapes[cloud, axis]
+            grid.between[axis] = cells.shapes[cloud, axis + 5]
             if grid.edge[axis] > real(0.0):
                 grid.per_unit[axis] = real(1.0) / grid.edge[axis]
             lowest = cells.frames[cloud, axis + 6]
@@ -77,14 +89,44 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
         for axis in range(3):
             grid.outside[axis] = wp.max(grid.outside[axis] - grid.slack, real(0.0))
         grid.base = cells.shapes[cloud, 3]
+        grid.frames = cells.frames
+        grid.cloud = cloud
         return grid
 
     return GridStruct, load
 
 
 @wp.func
+def knot(grid: Any, axis: int, number: int):
+    return grid.frames[grid.cloud, FRAME + axis * (KNOTS + 1) + number]
+
+
+@wp.func
+def graded_cell(x: Any, grid: Any, axis: int):
+    """The cell of a coordinate in a graded grid: the last knot up to it, and its part of the interval."""
+    between = grid.between[axis]
+    low = int(0)
+    high = grid.shape[axis] / between
+    while high - low > 1:
+        middle = (low + high) / 2
+        if x >= knot(grid, axis, middle):
+            low = middle
+        else:
+            high = middle
+    begin = knot(grid, axis, low)
+    width = knot(grid, axis, low + 1) - begin
+    part = int(0)
+    if x > begin and width > type(x)(0.0):
+        t = (x - begin) / width * type(x)(between)
+        part = int(wp.min(t, type(x)(between - 1)))
+    return low * between + part
+
+
+@wp.func
 def cell_along(x: Any, grid: Any, axis: int):
     """The cell of a coordinate along an axis; outside of the grid, the border cell."""
+    if grid.between[axis] > 0:
+        return graded_cell(x, grid, axis)
     t = (x - grid.low[axis]) * grid.per_unit[axis]
     if not (t > type(x)(0.0)):
         return 0
@@ -105,6 +147,15 @@ def first_cell(grid: Any, y: int, z: int):
 
 @wp.func
 def face(grid: Any, axis: int, cell: int):
+    """Where a cell begins along an axis."""
+    between = grid.between[axis]
+    if between > 0:
+        begin = knot(grid, axis, cell / between)
+        part = cell % between
+        if part > 0:
+            width = knot(grid, axis, cell / between + 1) - begin
+            begin += width * (type(grid.slack)(part) / type(grid.slack)(between))
+        return begin
     return grid.low[axis] + type(grid.slack)(cell) * grid.edge[axis]
 
 

@@ -12,7 +12,13 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.cell_list import CellList, cell_at, first_cell, grid_of
+from pointproj.ops.backends.warp.cell_list import FRAME, KNOTS, CellList, cell_at, first_cell, grid_of
+from pointproj.ops.backends.warp.cell_list_sample import (
+    SAMPLE,
+    point_function,
+    quantile_functions,
+    rank_kernel,
+)
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import WARP, lanes
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -22,6 +28,10 @@ PART, MOST_PARTS = 512, 2**11  # least number of points in a part of a cloud; la
 AT_ONCE = 8  # points that a lane requests before it uses the first
 RUN = 4  # consecutive points of one part
 EDGE = 0.5  # of a cell for a known radius, in radii
+LEAST_CLOUD = 2048  # points; the grids of smaller clouds are not graded
+# A grid is graded if points have so many times as many others around them as in a uniform cloud: a normal
+# distribution has 4 times, CFD clouds 100 times and more.
+CROWDED = 16.0
 
 
 def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
@@ -42,8 +52,8 @@ def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | 
     rows, for_radius = points.shape[0], radius is not None or largest is not None
     cells = cells_per_two_points(rows, for_radius, points.device.type) * rows // 2 + 2 * clouds
     return {
-        "frames": ((clouds, 12), points.dtype),
-        "shapes": ((clouds, 5), torch.int32),
+        "frames": ((clouds, FRAME + 3 * (KNOTS + 1)), points.dtype),
+        "shapes": ((clouds, 8), torch.int32),
         "start": ((cells + 1,), torch.int32),
         "sorted_points": ((rows, 4), points.dtype),
     }
@@ -94,9 +104,14 @@ def _fill(
     count = WARP if device.type == "cuda" else 1
     parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
     corners = cells.points.new_empty(parts * clouds, 6)
-    launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, block_dim=64)
+    sample = quantiles = None
+    if rows >= LEAST_CLOUD * clouds:
+        sample, quantiles = corners.new_empty(2, 3 * clouds, SAMPLE)
+    launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, sample, block_dim=64)
+    if sample is not None:
+        launch(rank_kernel(dtype), sample.shape, sample, quantiles)
     density = cells_per_two_points(rows, radius is not None or largest is not None, device.type)
-    given = points, parts, corners, density, radius or 0.0, largest
+    given = points, parts, corners, quantiles, density, radius or 0.0, largest
     launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
     _sort(launch, points, cells, 0.0)
 
@@ -134,13 +149,24 @@ def bound_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     group = lanes(count)
     length = min(count, RUN)  # of a run; a single lane takes one point
     Several = wp.types.matrix(shape=(AT_ONCE, 3), dtype=real)
+    random_point = point_function(dtype)
 
     @wp.kernel(**OPTIONS)
-    def bound(points: PointsStruct, parts: int, corners: wp.array2d(dtype=real)):
-        """Launched over parts of all clouds, and lanes; fills ``corners`` (parts of all clouds, 6)."""
+    def bound(
+        points: PointsStruct, parts: int, corners: wp.array2d(dtype=real), sample: wp.array2d(dtype=real)
+    ):
+        """Launched over parts of all clouds, and lanes; fills ``corners`` (parts of all clouds, 6).
+
+        It also fills ``sample`` (3 clouds, SAMPLE), unless that is absent.
+        """
         number, _ = wp.tid()
         number = group.item(number)
         cloud = number / parts
+        if sample:
+            for at in range(number % parts * count + group.lane(), SAMPLE, parts * count):
+                p = random_point(points, cloud, at)
+                for axis in range(3):
+                    sample[3 * cloud + axis, at] = p[axis]
         end = common.first_row_of(cloud + 1, points.batch)
         section = group.lane() / length
         begin = common.first_row_of(cloud, points.batch) + section * parts * length
@@ -250,12 +276,14 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
     real, vec3, _ = REALS[dtype]
     CellListStruct, PointsStruct = struct_of(CellList, dtype), struct_of(Points, dtype)
     group, boxes_of = lanes(count), _boxes_function(dtype, count)
+    knot_of, crowding_of = quantile_functions(dtype, count)
 
     @wp.kernel(**OPTIONS)
     def divide(
         points: PointsStruct,
         parts: int,
         corners: wp.array2d(dtype=real),
+        quantiles: wp.array2d(dtype=real),
         density: int,
         radius: real,
         radius_on_device: wp.array(dtype=real),
@@ -272,7 +300,24 @@ def divide_kernel(dtype: torch.dtype, count: int) -> wp.Kernel:
             width = real(EDGE) * radius_on_device[0]
         extent = wp.max(inner_high - inner_low, vec3())
         shape = shape_of(extent, last - base, width)
+        between = wp.vec3i()
+        if quantiles:
+            crowding = crowding_of(cloud, extent, quantiles)
+            edge = wp.vec3(float(extent[0]), float(extent[1]), float(extent[2]))
+            edge = wp.cw_div(edge, wp.vec3(float(shape[0]), float(shape[1]), float(shape[2])))
+            crowded = crowding[0] * crowding[1] * crowding[2] > real(CROWDED)
+            if crowded and wp.max(edge) > 2.0 * float(width):
+                shape = shape_of(wp.cw_div(extent, crowding), last - base, width)
+                for axis in range(3):
+                    intervals = wp.min(shape[axis], KNOTS)
+                    between[axis] = shape[axis] / intervals
+                    shape[axis] = between[axis] * intervals
+                    for number in range(group.lane(), intervals + 1, count):
+                        x = knot_of(quantiles, 3 * cloud + axis, number, intervals)
+                        x = wp.clamp(x, inner_low[axis], inner_high[axis])
+                        cells.frames[cloud, FRAME + axis * (KNOTS + 1) + number] = x
         for axis in range(3):
+            cells.shapes[cloud, axis + 5] = between[axis]
             cells.frames[cloud, axis] = inner_low[axis]
             cells.frames[cloud, axis + 3] = extent[axis] / real(shape[axis])
             cells.frames[cloud, axis + 6] = low[axis]

@@ -14,7 +14,7 @@ from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.neighbors import NeighborSource, Variant, each_neighbor
 from pointproj.ops.backends.warp.queue import BLOCK, Accumulator
 from pointproj.ops.backends.warp.sums import Problem, has_weight_function, launch_bounds, row_functions
-from pointproj.ops.backends.warp.weights import weights_of
+from pointproj.ops.backends.warp.weights import POWER_OF_SIGMA, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 
 
@@ -162,12 +162,12 @@ def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> 
             d_logit = weight * (product - state.mean)
             other = problem.others[row]
             distance = wp.sqrt(common.squared_distance(state.q, other, weight))
-            logit = weights.logit(state.base, distance, state.inverse_sigma, problem)
-            state.logits += d_logit * logit
-            if distance > real(0.0):
-                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
+            if wp.static(variant.kernel in POWER_OF_SIGMA):
+                state.logits += d_logit * weights.logit(state.base, distance, state.inverse_sigma, problem)
+            decay = weights.decay(distance, state.inverse_sigma, problem)
+            if distance > real(0.0) and decay > real(0.0):  # where it is 0, d_logit may be infinite
                 for axis in range(3):
-                    step = scale * real(other[axis] - state.q[axis])
+                    step = d_logit * decay * (real(other[axis] - state.q[axis]) / distance)
                     state.d_point[axis] += step
                     if problem.d_others:
                         wp.atomic_add(problem.d_others, row, axis, coordinate(-step))
@@ -270,10 +270,10 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
             other = problem.others[query]
             distance = wp.sqrt(common.squared_distance(state.q, other, weight))
             d_logit = weight * (product - mean)
-            if distance > real(0.0):
-                scale = d_logit * weights.decay(distance, state.inverse_sigma, problem) / distance
+            decay = weights.decay(distance, state.inverse_sigma, problem)
+            if distance > real(0.0) and decay > real(0.0):
                 for axis in range(3):
-                    state.d_point[axis] += scale * real(other[axis] - state.q[axis])
+                    state.d_point[axis] += d_logit * decay * (real(other[axis] - state.q[axis]) / distance)
         return state
 
     if not of_points:

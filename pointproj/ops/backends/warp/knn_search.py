@@ -24,7 +24,13 @@ SHORT_LIST = 8
 MANY_QUERIES = 2**18
 
 
-def nearest(clouds: Clouds, tables: Tables | None, k: int, index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def nearest(
+    clouds: Clouds,
+    tables: Tables | None,
+    k: int,
+    index_dtype: torch.dtype,
+    max_radius: float | None = None,
+) -> tuple[Tensor, Tensor]:
     """Distances and packed rows of the k nearest, as :meth:`pointproj.ops.registry.Backend.nearest`."""
     rows, distances = _search(*clouds, *(tables or NO_TABLES), k, index_dtype == torch.int64)
     return distances, rows

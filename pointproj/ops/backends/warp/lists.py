@@ -27,10 +27,11 @@ BLOCKS = 6  # that a multiprocessor runs at the same time, for short lists
 
 
 def radius_search(
-    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int
+    clouds: Clouds, tables: Tables | None, radius: float | Tensor, k: int, knn_tables: Tables | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances and rows of the k nearest within the radius, ``(Q, k)``, and counts of all, ``(Q,)``."""
-    return _nearest_within(*_arguments(clouds, tables, radius), k)
+    """Distances and rows of the k nearest within the radius, ``(Q, k)``, and counts, ``(Q,)``."""
+    distances, rows, counts = _nearest_within(*_arguments(clouds, tables, radius), k)
+    return distances, rows, counts.clamp(max=k + 1)
 
 
 def radius_list(

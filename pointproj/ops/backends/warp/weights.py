@@ -33,7 +33,7 @@ class Weights(NamedTuple):
     logit: wp.Function  # (base, distance, inverse_sigma, problem), of all kernels but the compact one
     weight: wp.Function  # likewise
     decay: wp.Function  # (distance, inverse_sigma, problem)
-    by_sigma: wp.Function  # (logit or a sum of logits, inverse_sigma)
+    by_sigma: wp.Function  # (logit or a sum of logits, inverse_sigma), of kernels with a POWER_OF_SIGMA
 
 
 def is_relative(kernel: str, reduce: str) -> bool:
@@ -99,7 +99,7 @@ def weights_of(kernel: str, reduce: str, sums: torch.dtype) -> Weights:
         if wp.static(kernel == "gaussian"):
             return at_most(distance * inverse_sigma * inverse_sigma, real(largest))
         if wp.static(kernel == "inverse_distance"):
-            return wp.where(distance > problem.eps, problem.power / distance, real(0.0))
+            return wp.where(distance >= problem.eps, problem.power / distance, real(0.0))
         if wp.static(kernel == "compact"):
             root = rest(distance, problem)
             inverse = real(1.0) / problem.support

@@ -1,6 +1,6 @@
 // Attention over neighbour lists: which kernels run, one after another.
-#include "attention.h"
 #include "index.h"
+#include "second_attention.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
@@ -136,8 +136,62 @@ Tensors<4> attend_backward(const BackwardArguments<AttentionArguments, 2>& argum
   return made;
 }
 
+// Gradients of the upstream gradient, queries, keys, values and bias.
+Tensors<5> attend_second_backward(const SecondBackwardArguments<AttentionArguments, 2, 4>& arguments) {
+  const auto& [directions, needs, grads, given, outputs] = arguments;
+  const auto& [queries, keys, values, bias, rows, row_splits, heads, scale, deterministic] = given;
+  const Tensor &grad = grads[0], &result = outputs[0], &log_sums = outputs[1];
+  const AttentionProblem problem(given);
+  const Tensor* const likes[] = {&queries, &queries, &keys, &values, &bias};
+  Tensors<5> made;
+  for (int i = 0; i < 5; ++i) {
+    const Tensor& like = *likes[i];
+    made[i] = empty(needs[i] ? like.sizes() : Shape({0}), like);
+    clear(problem.device, made[i]);
+    if (i > 0 && directions[i - 1].numel() == 0) continue;
+    check_like("direction", i > 0 ? directions[i - 1] : grad, like.sizes(), queries.scalar_type(), queries);
+  }
+  if (keys.size(0) == 0) return made;
+  const Tensor means = empty({log_sums.numel(), 3}, queries);
+  problem.for_types([&](auto sum, auto lanes) {
+    using Sum = decltype(sum);
+    constexpr int kLanes = decltype(lanes)::value;
+    Attention<Sum> view = problem.view<Sum>();
+    for (const Tensor& tensor : {grad, result, directions[0], directions[1], directions[2]}) {
+      view.aligned = view.aligned && is_aligned(tensor);
+    }
+    const auto rows_of = [](const Tensor& tensor) {
+      return tensor.numel() > 0 ? matrix<const Sum>(tensor) : Matrix<const Sum>{nullptr, 0};
+    };
+    const auto filled = [](const Tensor& tensor) {
+      return tensor.numel() > 0 ? matrix<Sum>(tensor) : Matrix<Sum>{nullptr, 0};
+    };
+    const SecondAttention<Sum> second{
+        view,
+        {rows_of(directions[0]), rows_of(directions[1]), rows_of(directions[2]),
+         directions[3].numel() > 0 ? data<const Sum>(directions[3]) : nullptr},
+        matrix<const Sum>(grad), data<const Sum>(log_sums), reinterpret_cast<HeadMeans<Sum>*>(data<Sum>(means))};
+    const int64_t query_heads = log_sums.numel();
+    problem.device.each(SecondAttendMeans<Sum, kLanes>{second, matrix<const Sum>(result), filled(made[0])}, query_heads);
+    if (made[1].numel() > 0 || made[4].numel() > 0) {
+      problem.device.each(
+          SecondAttendGradient<Sum, kLanes>{second, filled(made[1]),
+                                            made[4].numel() > 0 ? data<Sum>(made[4]) : nullptr},
+          query_heads);
+    }
+    if (made[2].numel() == 0 && made[3].numel() == 0) return;
+    const InvertedRows inverted(problem.device, problem.lists(), rows.numel(), keys.size(0), rows);
+    problem.device.each(
+        SecondAttendReferenceGradient<Sum, kLanes>{second, data<const int>(inverted.start),
+                                                   data<const int>(inverted.pairs), filled(made[2]), filled(made[3])},
+        keys.size(0) * heads);
+  });
+  return made;
+}
+
 const Operators registered(__FILE__, {operator_of<attend>("native_attend"),
-                                      operator_of<attend_backward>("native_attend_backward")});
+                                      operator_of<attend_backward>("native_attend_backward"),
+                                      operator_of<attend_second_backward>("native_attend_second_backward")});
 
 #if !defined(__CUDACC__)
 struct NoArguments {

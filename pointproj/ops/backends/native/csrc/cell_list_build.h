@@ -58,6 +58,7 @@ struct BuildCellList {
   int* extent;        // (dense cells, 6)
   int* dense_cells;   // (dense cells,)
   int* dense_count;   // ()
+  const int* needed;  // (), or null: nothing is built where it holds 0
 
   static int parts_of(int64_t rows, int64_t clouds) {
     const int64_t wanted = rows / clouds / kPointsPerPart, most = kMostParts / lesser(clouds, int64_t(kMostParts));
@@ -71,6 +72,7 @@ struct BuildCellList {
 
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
+    if (needed && *needed == 0) return;
     clear(machine);
     bound_parts(machine);
     machine.barrier();

@@ -74,11 +74,11 @@ struct Gradient {
         if (!of_points || !weighting.has_weight(features, aggregated.columns)) continue;
         const Sum grad_logit = weight * (product - (of_queries ? own_mean : means[other]));
         if (of_queries) unscaled += grad_logit * weighting.unscaled_by_sigma(distance, base);
-        if (!(distance > Sum(0))) continue;
+        const Sum decay = weighting.decay(distance), grad_distance = grad_logit * decay;
+        if (!(distance > Sum(0)) || decay == Sum(0)) continue;
         const Vec3<Real> there = problem.other(other);
         for (int axis = 0; axis < 3; ++axis) {
-          const Sum step =
-              grad_logit * weighting.decay(distance) / distance * Sum(point.position[axis] - there[axis]);
+          const Sum step = grad_distance * (Sum(point.position[axis] - there[axis]) / distance);
           along[axis] += step;
           if constexpr (of_queries && Neighbors::kMayUseAtomics) {
             if (d_others && lanes.has_item) lanes.add(d_others + 3 * int64_t(other) + axis, static_cast<Real>(step));

@@ -95,7 +95,7 @@ const Operators sizes(__FILE__, {operator_of<table_words>("native_table_words")}
 
 }  // namespace
 
-Tensor make_cell_list(const PointSet& set, const Device& device) {
+Tensor make_cell_list(const PointSet& set, const Device& device, const int* needed) {
   const auto& [points, batch] = set;
   const CellListSizes sizes = sizes_of(set).cells();
   const int64_t slots = sizes.subcells() + 1, dense = sizes.dense_cells();
@@ -113,7 +113,7 @@ Tensor make_cell_list(const PointSet& set, const Device& device) {
     clear_rest(cells.points, batch.rows, data<int>(table) + table.numel());
     device.build(BuildCellList<Real>{data<const Real>(points), batch, sizes, cells, buffers.view(),
                                      reinterpret_cast<Box<Real>*>(data<Real>(boxes)), parts, take(slots),
-                                     take(sizes.cells()), take(6 * dense), take(dense), take(1)},
+                                     take(sizes.cells()), take(6 * dense), take(dense), take(1), needed},
                  slots);
   });
   return table;

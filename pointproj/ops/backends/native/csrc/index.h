@@ -93,7 +93,8 @@ struct InvertedRows {
   }
 };
 
-Tensor make_cell_list(const PointSet& set, const Device& device);
+// On a GPU, the table is left as it is where `*needed` is 0.
+Tensor make_cell_list(const PointSet& set, const Device& device, const int* needed = nullptr);
 // Grids of one set of points, or of two in one launch, one table behind the other. On a CPU, and if `deterministic`,
 // points of a cell are in the order of their rows; else in the order in which a GPU's threads come.
 Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, const LargestRadius& radius,
@@ -101,7 +102,7 @@ Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, 
 
 // Writes rows of the k nearest (Q, k), and their distances if there is a tensor for them.
 void search(const PointSets& sets, const OptionalTensor& cell_list, const Tensor& rows,
-            const OptionalTensor& distances);
+            const OptionalTensor& distances, double max_radius = kInfinity<double>);
 void check_k(const PointSets& sets, int64_t k);
 
 }  // namespace pointproj::POINTPROJ_DEVICE

@@ -5,6 +5,8 @@
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
 
+constexpr int kPostponedThreads = 1 << 18, kPostponedWarps = 1 << 14;
+
 struct BallArguments {
   Clouds points;
   OptionalTensor reference_grid;
@@ -55,11 +57,61 @@ struct Balls {
   }
 };
 
-// Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,).
-Tensors<3> radius_search(const BallArguments& given) {
+struct NearestArguments {
+  Clouds points;
+  OptionalTensor reference_grid, cell_list;
+  double radius;
+  OptionalTensor radii;
+  int64_t most;
+  POINTPROJ_FIELDS(points, reference_grid, cell_list, radius, radii, most)
+};
+
+// Those of `search` that the balls left, from the cell list, which is made if there are any. `again` has room for as
+// many queries.
+template <class Real>
+void search_postponed(const PointSets& sets, const OptionalTensor& given, const RadiusSearch<Real>& balls,
+                      const Postponed& again) {
+  const auto& [queries, references, device] = sets;
+  const int count = kOnGpu ? queries.batch.rows : *balls.postponed.count;
+  if (count == 0) return;
+  const Tensor table = given ? *given : make_cell_list(references, device, balls.postponed.count);
+  const int k = balls.nearest.k;
+  using InFull = Knn<Real, Levels::kBoth, true>;
+  const InFull search{data<const Real>(queries.points), queries.batch,
+                      view_cell_list<Real>(words_of(table), references), false, balls.queries.radii, balls.nearest,
+                      balls.heaps, balls.postponed};
+  if (k > kLongestList) {
+    const int threads = lesser(count, kPostponedThreads);
+    return device.each(SearchPostponed<InFull, Heap<Real>>{search, {}, threads}, threads);
+  }
+  if constexpr (kOnGpu) {
+    using OneLevel = Knn<Real, Levels::kOne, true>;
+    const int warps = lesser(count, kPostponedWarps);
+    with_warp_list<Real>(k, [&](auto list) {
+      using List = typename decltype(list)::type;
+      device.each(SearchPostponed<OneLevel, List>{with_levels<Levels::kOne>(search, search.postponed), again, warps},
+                  warps);
+      device.each(SearchPostponed<InFull, List>{with_levels<Levels::kBoth>(search, again), {}, warps}, warps);
+    });
+  } else {
+    with_length(k, [&](auto length) {
+      device.each(SearchPostponed<InFull, SortedList<Real, length>>{search, {}, count}, count);
+    });
+  }
+}
+
+// Distances and rows of the k nearest within the radius (Q, k), and how many there are in all (Q,), or k + 1 if there
+// are more.
+Tensors<3> radius_search(const NearestArguments& given) {
   const int64_t k = given.most;
   POINTPROJ_CHECK(k >= 1 && k <= kLargestInt, "k must be positive; got ", k);
-  const Balls balls(given);
+  const BallArguments within{given.points, given.reference_grid, given.radius, given.radii, k};
+  const Balls balls(within);
+  const PointSet& references = balls.sets.references;
+  const OptionalTensor cell_list =
+      given.cell_list ? OptionalTensor(checked_table("cell_list", *given.cell_list,
+                                                     sizes_of(references).cell_list().words(), references.points))
+                      : std::nullopt;
   const Tensor& query_points = given.points.query_points;
   const int64_t queries = query_points.size(0);
   const bool in_memory = k > kLongestList;
@@ -67,15 +119,26 @@ Tensors<3> radius_search(const BallArguments& given) {
   const Tensor rows = empty_longs({queries, k}, query_points), counts = empty_longs({queries}, query_points);
   if (queries == 0) return {distances, rows, counts};
   const Tensor heap_rows = empty_ints({in_memory ? queries : 0, k}, query_points);
+  // Queries that the balls postpone, then those that the first search of the cell list does; then the count of each.
+  const Tensor postponed = empty_ints({2 * queries + 2}, query_points);
+  int* const first = data<int>(postponed);
+  const Device& device = balls.sets.device;
+  device.clear(first + 2 * queries, 2 * sizeof(int));
   for_positions(query_points, [&](auto real) {
     using Real = decltype(real);
-    const RadiusSearch<Real> search{balls.view<Real>(),
-                                    {static_cast<int>(k), nullptr, data<int64_t>(rows), data<Real>(distances)},
-                                    {data<Real>(distances), data<int>(heap_rows)}, data<int64_t>(counts)};
-    if (in_memory) return balls.sets.device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
-    with_list<Real>(k, queries, [&](auto list) {
-      balls.sets.device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::type>{search}, queries);
-    });
+    const RadiusSearch<Real> search{
+        balls.view<Real>(),
+        {static_cast<int>(k), nullptr, data<int64_t>(rows), data<Real>(distances), data<int64_t>(counts)},
+        {data<Real>(distances), data<int>(heap_rows)},
+        {first, first + 2 * queries}};
+    if (in_memory) {
+      device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
+    } else {
+      with_list<Real>(k, queries, [&](auto list) {
+        device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::type>{search}, queries);
+      });
+    }
+    search_postponed(balls.sets, cell_list, search, {first + queries, first + 2 * queries + 1});
   });
   return {distances, rows, counts};
 }

@@ -1,22 +1,15 @@
 // Neighbours within a radius as lists: the nearest of each query and the count of all, or all of them.
 //
 // Every query goes through its ball in the hash grid of the searched points. Queries are taken in the order of their
-// own cells, so that threads side by side read the same points.
+// own cells, so that threads side by side read the same points. Where a ball holds many more than the nearest that are
+// wanted, these are searched for in the cell list instead, shell by shell.
 #pragma once
 
 #include "search.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-// One radius for all queries, or one for each.
-template <class Real>
-struct Radii {
-  const Real* each;  // (Q,), or null
-  Real all, square;  // square: largest_square_within(all)
-
-  POINTPROJ_FN Real of(int query) const { return each ? each[query] : all; }
-  POINTPROJ_FN Real square_of(int query) const { return each ? largest_square_within(each[query]) : square; }
-};
+constexpr int kGivenUp = -1;
 
 template <class Real, class Take>
 struct BallVisitor {
@@ -44,20 +37,25 @@ struct BallQueries {
   HashGrid<Real> others;
   Radii<Real> radii;
 
-  // Calls take(rank, squared distance, row, hit) with a candidate in each lane; ranks number the hits. Their count.
+  // Calls take(rank, squared distance, row, hit) with a candidate in each lane; ranks number the hits. Their count, or
+  // kGivenUp if there are more candidates than the budget.
   template <class Lanes, class Take>
-  POINTPROJ_FN int each_within(Lanes& lanes, const Point<Real>& query, Take take) const {
+  POINTPROJ_FN int each_within(Lanes& lanes, const Point<Real>& query, Take take, int budget = kNoRow) const {
     const Real radius = radii.of(query.row);
     const bool searches = is_finite(query.position) && radius >= Real(0);
     if (!lanes.any(searches)) return 0;
     const Vec3<Real> q = searches ? query.position : Vec3<Real>{{0, 0, 0}};
     BallVisitor<Real, Take> visitor{radii.square_of(query.row), take};
-    visit_ball(others, batch.cloud_of(query.row), q, searches, radius, lanes, visitor);
-    return visitor.found;
+    const bool complete =
+        visit_ball(others, batch.cloud_of(query.row), q, searches, radius, lanes, visitor, budget);
+    return complete ? visitor.found : kGivenUp;
   }
 };
 
 // ---- the nearest within the radius
+
+// Candidates in a ball beyond which the k nearest are found faster shell by shell: where the ball holds about 4 k.
+constexpr int kCandidates = 64, kCandidatesOfEach = kOnGpu ? 8 : 16, kMostCandidates = 1 << 24;
 
 template <class Real_>
 struct RadiusSearch {
@@ -65,17 +63,21 @@ struct RadiusSearch {
   BallQueries<Real> queries;
   Nearest<Real> nearest;
   Heaps<Real> heaps;
-  int64_t* counts;  // (Q,): all within the radius
+  Postponed postponed;
 
-  POINTPROJ_FN int query_at(int item) const { return queries.points.load(item).row; }
-  template <class Lanes, class List>
-  POINTPROJ_FN void search_into(Lanes& lanes, int item, List&& list) const {
+  template <class List, class Lanes>
+  POINTPROJ_FN void search(Lanes& lanes, int item) const {
     const Point<Real> query = queries.points.load(item);
-    const int found = queries.each_within(lanes, query, [&](int, Real squared, int row, bool hit) {
-      list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
-    });
-    nearest.write(lanes, list, query.row, is_finite(query.position));
-    if (lanes.lane() == 0) counts[query.row] = found;
+    List list = heaps.template make<List>(query.row, nearest.k, kInfinity<Real>);
+    const int budget = kCandidates + kCandidatesOfEach * lesser(nearest.k, kMostCandidates / kCandidatesOfEach);
+    const int found = queries.each_within(
+        lanes, query,
+        [&](int, Real squared, int row, bool hit) {
+          list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
+        },
+        budget);
+    if (found == kGivenUp) return postponed.add(lanes, query.row);
+    nearest.write(lanes, list, query.row, is_finite(query.position), found);
   }
 };
 

@@ -7,15 +7,10 @@ namespace {
 
 constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
 
-// The same search for tasks that look into dense cells.
-template <class Real>
-Knn<Real, Levels::kBoth> in_both_levels(const Knn<Real, Levels::kOne>& search, const Postponed& postponed) {
-  return {search.query_points, search.queries, search.cells, search.itself, search.nearest, search.heaps, postponed};
-}
-
 template <class Real>
 void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {
   using Search = Knn<Real, Levels::kOne>;
+  using InFull = Knn<Real, Levels::kBoth>;
   using ShortList = SortedList<Real, kShortestList>;
   const int queries = search.queries.rows, k = search.nearest.k;
   const bool many_short = k <= kShortestList && queries > kManyQueries;
@@ -23,25 +18,27 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
     device.each(SearchEach<Search, ShortList, true>{search}, queries);
     // Many queries may be postponed: single threads begin with them, and warps take those that need a thread too long.
     const int threads = lesser(queries, kPostponedThreads);
-    device.each(SearchPostponed<Real, ShortList>{in_both_levels(search, search.postponed), again, threads}, threads);
+    device.each(SearchPostponed<InFull, ShortList>{with_levels<Levels::kBoth>(search, search.postponed), again, threads},
+                threads);
   } else {
     with_list<Real>(k, queries, [&](auto list) {
       device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
     });
   }
   const int warps = lesser(queries, kPostponedWarps);
-  const auto left = in_both_levels(search, many_short ? again : search.postponed);
+  const InFull left = with_levels<Levels::kBoth>(search, many_short ? again : search.postponed);
   with_warp_list<Real>(k, [&](auto list) {
-    device.each(SearchPostponed<Real, typename decltype(list)::type>{left, again, warps}, warps);
+    device.each(SearchPostponed<InFull, typename decltype(list)::type>{left, again, warps}, warps);
   });
 }
 
 struct KnnArguments {
   Clouds points;
   OptionalTensor cell_list;
+  double max_radius;
   int64_t k;
   bool long_rows;
-  POINTPROJ_FIELDS(points, cell_list, k, long_rows)
+  POINTPROJ_FIELDS(points, cell_list, max_radius, k, long_rows)
 };
 
 Tensors<2> knn(const KnnArguments& given) {
@@ -50,7 +47,7 @@ Tensors<2> knn(const KnnArguments& given) {
   const Tensor& query_points = given.points.query_points;
   const Tensor distances = empty({query_points.size(0), given.k}, query_points);
   const Tensor rows = empty(distances.sizes(), given.long_rows ? ScalarType::Long : ScalarType::Int, query_points);
-  search(sets, given.cell_list, rows, distances);
+  search(sets, given.cell_list, rows, distances, given.max_radius);
   return {distances, rows};
 }
 
@@ -64,7 +61,8 @@ void check_k(const PointSets& sets, int64_t k) {
                   "k must be from 1 to the number of reference points, ", most, "; got ", k);
 }
 
-void search(const PointSets& sets, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances) {
+void search(const PointSets& sets, const OptionalTensor& given, const Tensor& rows, const OptionalTensor& distances,
+            double max_radius) {
   const auto& [queries, references, device] = sets;
   const int64_t count = queries.batch.rows, k = rows.size(1);
   if (count == 0) return;
@@ -82,13 +80,15 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   int *const again = first + count, *const counts = again + count;
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
+    const Real radius = static_cast<Real>(max_radius);
     const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
                                          queries.batch, view_cell_list<Real>(words_of(table), references),
                                          sets.itself(),
+                                         {nullptr, radius, largest_square_within(radius)},
                                          {static_cast<int>(k), is_long ? nullptr : data<int>(rows),
-                                          is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances)},
+                                          is_long ? data<int64_t>(rows) : nullptr, data<Real>(distances), nullptr},
                                          {data<Real>(heap), data<int>(heap_rows)}, {first, counts}};
-    const auto in_full = in_both_levels(search, {});
+    const auto in_full = with_levels<Levels::kBoth>(search, {});
     if (in_memory) return device.each(SearchEach<Knn<Real, Levels::kBoth>, Heap<Real>>{in_full}, count);
     if constexpr (kOnGpu) {
       device.clear(counts, 2 * sizeof(int));

@@ -6,16 +6,32 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-template <class Real, class List>
+// One radius for all queries, or one for each.
+template <class Real>
+struct Radii {
+  const Real* each;  // (Q,), or null
+  Real all, square;  // square: largest_square_within(all)
+
+  POINTPROJ_FN Real of(int query) const { return each ? each[query] : all; }
+  POINTPROJ_FN Real square_of(int query) const { return each ? largest_square_within(each[query]) : square; }
+};
+
+// A search that counts ends when it has found more than k, so that all are found if there are no more.
+template <class Real, class List, bool counts>
 struct NearestVisitor {
   List& list;
   int k;
+  Real square;  // of the radius
+  int found = 0;
 
-  POINTPROJ_FN Real limit() const { return list.limit(); }
+  POINTPROJ_FN Real limit() const { return counts && found <= k ? square : list.limit(); }
   POINTPROJ_FN int wanted() const { return lesser(k, kLongestList); }
+  POINTPROJ_FN bool has_all_wanted() const { return counts ? found > k : limit() < square; }
   template <class Lanes>
   POINTPROJ_FN void process(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
-    list.insert(lanes, squared, point.row, exists && squared < kInfinity<Real>);
+    const bool hit = exists && squared <= square && squared < kInfinity<Real>;
+    if constexpr (counts) found += lanes.bit_count(lanes.ballot(hit));
+    list.insert(lanes, squared, point.row, hit);
   }
   template <class Lanes>
   POINTPROJ_FN void flush(Lanes&) const {}
@@ -32,36 +48,45 @@ struct Postponed {
   }
 };
 
-// What a kNN search reads and writes; levels says what it may visit.
-template <class Real_, Levels levels>
+// What a kNN search reads and writes; levels says what it may visit, `counts` whether it counts neighbours.
+template <class Real_, Levels levels, bool counts = false>
 struct Knn {
   using Real = Real_;
   const Real* query_points;  // (Q, 3)
   Batch queries;
   CellList<Real> cells;
   bool itself;  // the queries are the searched points, and taken in their order: threads share what they read
+  Radii<Real> radii;
   Nearest<Real> nearest;
   Heaps<Real> heaps;
   Postponed postponed;
 
-  POINTPROJ_FN int query_at(int item) const { return itself ? cells.points.load(item).row : item; }
-  template <class Lanes, class List>
-  POINTPROJ_FN void search_into(Lanes& lanes, int item, List&& list) const {
-    const int query = query_at(item);
-    if (!find(lanes, list, query)) postponed.add(lanes, query);
+  template <class List, class Lanes>
+  POINTPROJ_FN void search(Lanes& lanes, int item) const {
+    const int query = itself ? cells.points.load(item).row : item;
+    if (!find<List>(lanes, query)) postponed.add(lanes, query);
   }
   // False if the search was given up.
-  template <class Lanes, class List>
-  POINTPROJ_FN bool find(Lanes& lanes, List& list, int query) const {
+  template <class List, class Lanes>
+  POINTPROJ_FN bool find(Lanes& lanes, int query) const {
     Vec3<Real> q = load_position(query_points, query);
     const bool searches = is_finite(q);
     if (!searches) q = {{0, 0, 0}};
-    NearestVisitor<Real, List> visitor{list, nearest.k};
+    const Real square = radii.square_of(query);
+    List list = heaps.template make<List>(query, nearest.k, square);
+    NearestVisitor<Real, List, counts> visitor{list, nearest.k, square};
     const bool complete = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
-    if (lanes.any(complete)) nearest.write(lanes, list, query, searches);
+    if (lanes.any(complete)) nearest.write(lanes, list, query, searches, visitor.found);
     return complete;
   }
 };
+
+// The same search with other limits.
+template <Levels levels, class Real, Levels other, bool counts>
+Knn<Real, levels, counts> with_levels(const Knn<Real, other, counts>& search, const Postponed& postponed) {
+  return {search.query_points, search.queries, search.cells, search.itself,
+          search.radii,        search.nearest, search.heaps, postponed};
+}
 
 // ---- tasks of a kNN search, or of one within a radius (lists.h)
 
@@ -77,11 +102,7 @@ struct SearchEach {
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
-    if constexpr (std::is_same_v<List, Heap<Real>>) {
-      search.search_into(lanes, item, search.heaps.of(search.query_at(item), search.nearest.k));
-    } else {
-      search.search_into(lanes, item, List(search.nearest.k));
-    }
+    search.template search<List>(lanes, item);
   }
 };
 
@@ -89,12 +110,12 @@ struct SearchEach {
 
 // The queries that were postponed, by `count` threads or warps. Those that exceed a thread's budget are postponed once
 // more. Self-kNN of 10^7 points: surface 16.7 ms, 51 by warps only; clustered 22.8, 43.
-template <class Real, class List>
+template <class Search, class List>
 struct SearchPostponed {
   using Number = float;
   static constexpr int kLanes = List::kLanes, kBlocks = 1;
 
-  Knn<Real, Levels::kBoth> search;
+  Search search;
   Postponed again;
   int count;
 
@@ -102,9 +123,8 @@ struct SearchPostponed {
   POINTPROJ_FN void operator()(Lanes& lanes, int first) const {
     for (int item = first; item < *search.postponed.count; item += count) {
       const int query = search.postponed.queries[item];
-      List list(search.nearest.k);
-      lanes.limit_budget();
-      if (!search.find(lanes, list, query)) again.add(lanes, query);
+      if (again.queries) lanes.limit_budget();
+      if (!search.template find<List>(lanes, query)) again.add(lanes, query);
     }
   }
 };

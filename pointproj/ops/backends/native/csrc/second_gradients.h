@@ -42,11 +42,14 @@ struct SecondGradient {
   Sum* sigma_rows;                             // (Q,), or null
   bool has_products, writes_means;             // whether more than d_rows is needed; whether these are its means
 
-  // Of the own point. Where means are unknown until all neighbours have been visited, terms are of three factors:
-  // sums[1] is multiplied by the mean rate, sums[2] by the mean of both.
+  // Of the own point. A query does not know its means before it has visited all neighbours. So terms are sorted by what
+  // they are multiplied by in the end: 1, the mean rate, the mean product, and both. Products are less `known_mean`, the
+  // product of upstream gradient and result: what cancels where one neighbour has all the weight is 0. What remains of
+  // their mean is its rounding error, which must not be multiplied by the slopes of a kernel that ends.
+  static constexpr int kFactors = of_queries ? 4 : 1;
   struct Totals {
-    Sum rate = 0, both = 0, rest = 0;
-    Sum sums[of_queries ? 3 : 1][4] = {};  // along the three axes, and of sigma
+    Sum known_mean = 0, rate = 0, product = 0, both = 0, of_sigma = 0, of_sigma_by_product = 0;
+    Sum sums[kFactors][4] = {};  // along the three axes, and of sigma
   };
 
   template <class Lanes>
@@ -62,8 +65,8 @@ struct SecondGradient {
         of_queries || !has_feature_direction ? own_values[at] : directions.features[at],
         of_queries && has_feature_direction ? directions.features : other_values, aggregated.columns);
     const bool is_mean = of_queries && weighting.divides();
-    const Sum own_mean = is_mean && has_products ? products.with(aggregated[point.row]) : Sum(0);
     Totals totals;
+    if (is_mean && has_products) totals.known_mean = products.with(aggregated[point.row]);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const Sum product = has_products ? products.with_neighbor(neighbors, first, size) : Sum(0);
@@ -71,12 +74,13 @@ struct SecondGradient {
                                           ? direction_products.with_neighbor(neighbors, first, size)
                                           : Sum(0);
         if (!(first + lanes.lane() < size)) continue;
-        add_pair(weighting, at, point, own_mean, product, direction_product, neighbors[first + lanes.lane()], totals);
+        add_pair(weighting, at, point, product, direction_product, neighbors[first + lanes.lane()], totals);
       }
       lanes.sync();
       if (!has_rows) return;
       rows.add(neighbors, size);
-      if (!of_queries || !has_feature_direction) return;
+      if constexpr (!of_queries) return;
+      if (!has_feature_direction) return;
       lanes.sync();
       for (int i = lanes.lane(); i < size; i += Lanes::width) {
         const Sum squared = squared_distance<Sum>(point.position, problem.other(neighbors[i].at));
@@ -88,18 +92,26 @@ struct SecondGradient {
       rows.read(other_values);
     });
     rows.finish(Sum(1));
-    const Sum mean_rate = is_mean ? lanes.sum(totals.rate) : Sum(0);
     if constexpr (of_queries) {
+      const auto mean = [&](Sum of_lane) { return is_mean ? lanes.sum(of_lane) : Sum(0); };
+      const Sum mean_rate = mean(totals.rate), product = mean(totals.product), both = mean(totals.both);
       lanes.sync();
       subtract(lanes, chunk, mean_rate, aggregated[point.row], d_rows[point.row]);
+      if (writes_means && lanes.lane() == 0) {
+        means[at] = {totals.known_mean + product, mean_rate, both - mean_rate * product};
+      }
+      const Sum factors[] = {Sum(1), -mean_rate, -product, 2 * mean_rate * product - both};
+      write(lanes, weighting, at, point.row, factors, totals);
+    } else {
+      constexpr Sum factors[] = {Sum(1)};
+      write(lanes, weighting, at, point.row, factors, totals);
     }
-    write(lanes, weighting, at, point.row, {own_mean, mean_rate, is_mean ? lanes.sum(totals.both) : Sum(0)}, totals);
   }
 
  private:
   // Adds the terms of a pair, and turns the squared distance into the factor of the neighbour's row.
   template <class AtSigma>
-  POINTPROJ_FN void add_pair(const AtSigma& weighting, int at, const Point<Real>& point, Sum own_mean, Sum product,
+  POINTPROJ_FN void add_pair(const AtSigma& weighting, int at, const Point<Real>& point, Sum product,
                              Sum direction_product, Neighbor<Sum>& neighbor, Totals& totals) const {
     const int other = neighbor.at, query = of_queries ? at : other;
     const Sum distance = sqrt(neighbor.value), weight = weights.of(query, distance, weighting);
@@ -115,31 +127,37 @@ struct SecondGradient {
     const Sum sigma_rate = directions.sigma ? *directions.sigma : Sum(0);
     const Sum decay = weighting.decay(distance), unscaled = weighting.unscaled_by_sigma(distance, weights.base(query));
     const Sum by_sigma = sigma_rate != Sum(0) ? weighting.by_sigma(unscaled) : Sum(0);
-    const QueryMeans<Sum> mean = of_queries ? QueryMeans<Sum>{own_mean, 0, 0} : means[other];
+    const QueryMeans<Sum> mean = of_queries ? QueryMeans<Sum>{totals.known_mean, 0, 0} : means[other];
     const Sum rate = by_sigma * sigma_rate - decay * distance_rate - mean.rate;
     neighbor.value = weight * rate;
     const bool counts = weighting.has_weight(of_queries ? other_values[other] : own_values[at], aggregated.columns);
-    if (counts) totals.rate += neighbor.value;
+    const Sum counted = counts ? weight : Sum(0), gradient = counted * (product - mean.product);
+    totals.rate += counted * rate;
     if (!has_products) return;
-    const Sum gradient = counts ? weight * (product - mean.product) : Sum(0);
-    const Sum both = weight * direction_product + gradient * rate - (counts ? weight * mean.both : Sum(0));
+    const Sum both = weight * direction_product + gradient * rate;
+    totals.product += gradient;
     totals.both += both;
-    const Sum factors[3] = {both, gradient, counts ? weight : Sum(0)};
+    const Sum factors[] = {both - counted * mean.both, gradient, counted * rate, counted};
     for (int axis = 0; axis < 3; ++axis) {
       const Sum slope = decay * unit[axis];  // first: with one neighbour, all terms cancel to the last bit
-      for (int i = 0; i < (of_queries ? 3 : 1); ++i) totals.sums[i][axis] -= factors[i] * slope;
+      for (int i = 0; i < kFactors; ++i) totals.sums[i][axis] -= factors[i] * slope;
     }
     const Sum power = weighting.sigma_power(), inverse_sigma = weighting.parameters.inverse_sigma;
     const Sum decay_by_sigma = sigma_rate != Sum(0) ? (power - 1) * inverse_sigma * decay * sigma_rate : Sum(0);
     const Sum along = decay_by_sigma - weighting.decay_slope(distance) * distance_rate;
     for (int axis = 0; axis < 3; ++axis) {
       const Sum across = step[axis] - unit[axis] * distance_rate;
-      totals.sums[0][axis] += gradient * (along * unit[axis] - decay * inverse * across);
+      const Sum slope_rate = along * unit[axis] - decay * inverse * across;
+      totals.sums[0][axis] += gradient * slope_rate;
+      if (of_queries) totals.sums[kFactors / 2][axis] += counted * slope_rate;
     }
-    if (!of_queries || !sigma_rows) return;
-    for (int i = 0; i < (of_queries ? 3 : 1); ++i) totals.sums[i][3] += factors[i] * unscaled;
-    totals.rest +=
-        gradient * inverse_sigma * ((power - 1) * decay * distance_rate - power * by_sigma * sigma_rate);
+    if constexpr (of_queries) {
+      if (!sigma_rows) return;
+      for (int i = 0; i < kFactors; ++i) totals.sums[i][3] += factors[i] * unscaled;
+      const Sum rate_by_sigma = inverse_sigma * ((power - 1) * decay * distance_rate - power * by_sigma * sigma_rate);
+      totals.of_sigma += gradient * rate_by_sigma;
+      totals.of_sigma_by_product += counted * rate_by_sigma;
+    }
   }
 
   template <class Lanes>
@@ -151,13 +169,12 @@ struct SecondGradient {
   }
 
   template <class Lanes, class AtSigma>
-  POINTPROJ_FN void write(Lanes& lanes, const AtSigma& weighting, int at, int row, const QueryMeans<Sum>& mean,
+  POINTPROJ_FN void write(Lanes& lanes, const AtSigma& weighting, int at, int row, const Sum (&factors)[kFactors],
                           const Totals& totals) const {
-    if (of_queries && writes_means && lanes.lane() == 0) means[at] = mean;
     if (!has_products) return;
-    const auto total = [&](int i) {
-      Sum sum = totals.sums[0][i];
-      if constexpr (of_queries) sum -= mean.rate * totals.sums[1][i] + mean.both * totals.sums[2][i];
+    const auto total = [&](int column) {
+      Sum sum = 0;
+      for (int i = 0; i < kFactors; ++i) sum += factors[i] * totals.sums[i][column];
       return lanes.sum(sum);
     };
     for (int axis = 0; axis < 3; ++axis) {
@@ -165,8 +182,9 @@ struct SecondGradient {
       if (d_points && lanes.lane() == 0) d_points[3 * int64_t(row) + axis] = static_cast<Real>(sum);
     }
     if constexpr (of_queries) {
-      const Sum unscaled = total(3), rest = lanes.sum(totals.rest);
-      if (sigma_rows && lanes.lane() == 0) sigma_rows[at] = weighting.by_sigma(unscaled) + rest;
+      if (!sigma_rows) return;
+      const Sum unscaled = total(3), rest = lanes.sum(totals.of_sigma + factors[2] * totals.of_sigma_by_product);
+      if (lanes.lane() == 0) sigma_rows[at] = weighting.by_sigma(unscaled) + rest;
     }
   }
 };

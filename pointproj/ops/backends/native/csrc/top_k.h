@@ -1,6 +1,6 @@
 // Lists of the k nearest candidates of a search, exact, ties by the lower row. A list has
-//   insert(lanes, squared distance, row, exists)   one candidate in each lane
-//   limit()                                        the k-th squared distance so far
+//   insert(lanes, squared distance, row, exists)   one candidate in each lane, within the first limit
+//   limit()                                        the k-th squared distance so far; with fewer, the first limit
 //   write(lanes, k, store)                         store(place, squared distance, row) for k places, kNoRow for none
 #pragma once
 
@@ -36,13 +36,16 @@ struct Nearest {
   int* rows;           // (Q, k), or null
   int64_t* long_rows;  // (Q, k), or null
   Real* distances;     // (Q, k), or null
+  int64_t* counts;     // (Q,), or null: all that were searched for, or k + 1 if there are more
 
   // A query that is not finite has no neighbours, at a distance that is no number.
   template <class Lanes, class List>
-  POINTPROJ_FN void write(Lanes& lanes, List& list, int query, bool finite) const {
+  POINTPROJ_FN void write(Lanes& lanes, List& list, int query, bool finite, int found) const {
+    if (counts && lanes.lane() == 0) counts[query] = lesser(found, k < kNoRow ? k + 1 : k);
     const int64_t first = static_cast<int64_t>(query) * k;
     list.write(lanes, k, [&](int place, Real squared, int row) {
       const int64_t at = first + place;
+      if (row == kNoRow) squared = kInfinity<Real>;
       if (rows) rows[at] = row_or_none(row);
       if (long_rows) long_rows[at] = row_or_none(row);
       if (distances) distances[at] = finite ? Real(sqrt(squared)) : kNan<Real>;
@@ -57,10 +60,10 @@ struct SortedList {
   Real squared[kLength];
   int rows[kLength];
 
-  POINTPROJ_FN explicit SortedList(int k) {
+  POINTPROJ_FN SortedList(int k, Real limit) {
     POINTPROJ_UNROLL
     for (int i = 0; i < kLength; ++i) {
-      squared[i] = i < kLength - k ? -kInfinity<Real> : kInfinity<Real>;
+      squared[i] = i < kLength - k ? -kInfinity<Real> : limit;
       rows[i] = kNoRow;
     }
   }
@@ -103,9 +106,11 @@ struct Heap {
   Real* squared;
   int* rows;
   int most, size = 0;
+  Real first_limit;
 
-  POINTPROJ_FN Heap(Real* squared, int* rows, int k) : squared(squared), rows(rows), most(k) {}
-  POINTPROJ_FN Real limit() const { return size < most ? kInfinity<Real> : squared[0]; }
+  POINTPROJ_FN Heap(Real* squared, int* rows, int k, Real limit)
+      : squared(squared), rows(rows), most(k), first_limit(limit) {}
+  POINTPROJ_FN Real limit() const { return size < most ? first_limit : squared[0]; }
   template <class Lanes>
   POINTPROJ_FN void insert(Lanes&, Real candidate, int row, bool exists) {
     if (!exists) return;
@@ -163,9 +168,15 @@ struct Heaps {
   Real* squared;  // (Q, k)
   int* rows;      // (Q, k)
 
-  POINTPROJ_FN Heap<Real> of(int query, int k) const {
-    const int64_t first = static_cast<int64_t>(query) * k;
-    return Heap<Real>(squared + first, rows + first, k);
+  // The list of a query, a heap or any other.
+  template <class List>
+  POINTPROJ_FN List make(int query, int k, Real limit) const {
+    if constexpr (std::is_same_v<List, Heap<Real>>) {
+      const int64_t first = static_cast<int64_t>(query) * k;
+      return Heap<Real>(squared + first, rows + first, k, limit);
+    } else {
+      return List(k, limit);
+    }
   }
 };
 
@@ -176,10 +187,10 @@ struct WarpBlocks {
   static constexpr int kLanes = 32;
   Real squared[kBlocks];
   int rows[kBlocks];
-  Real worst = kInfinity<Real>;
+  Real worst;
   int k;
 
-  POINTPROJ_FN explicit WarpBlocks(int k) : k(k) {
+  POINTPROJ_FN WarpBlocks(int k, Real limit) : worst(limit), k(k) {
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       squared[block] = kInfinity<Real>;
@@ -209,7 +220,7 @@ struct WarpBlocks {
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       const Real farthest = lanes.broadcast(squared[block], (k - 1) % Lanes::width);
-      if (block == (k - 1) / Lanes::width) worst = farthest;
+      if (block == (k - 1) / Lanes::width) worst = lesser(worst, farthest);
     }
   }
   // Splits a block and 32 candidates, both sorted. The nearer half goes on to the block before, the farther half is the

@@ -3,6 +3,7 @@
 // A visitor has
 //   limit()                                        squared distance beyond which nothing matters, the same in all lanes
 //   wanted()                                       neighbours searched for, if the search is for the nearest
+//   has_all_wanted()                               then, whether the limit comes from neighbours
 //   process(lanes, at, point, squared, exists)     one candidate in each lane
 //   flush(lanes)                                   after at most Lanes::kMostAtOnce of them
 #pragma once
@@ -50,7 +51,7 @@ struct ShellTraversal {
     int shell = first_shell(at), inner = -1;  // inner: the shell up to which all has been visited
     bool complete = true;
     while (lanes.any(searches)) {
-      if (levels != Levels::kOne && visitor.limit() < kInfinity<Real>) shell = kEverything;
+      if (levels != Levels::kOne && visitor.has_all_wanted()) shell = kEverything;
       int low[3], high[3];
       bounds(at, shell, low, high);
       complete = visit_box(at, low, high, inner, searches) && complete;
@@ -295,11 +296,12 @@ POINTPROJ_FN bool visit_shells(
   return search(searches);
 }
 
-// Visits all points of a cloud within the radius, and some that are farther; none unless `searches`.
+// Visits all points of a cloud within the radius, and some that are farther; none unless `searches`. False if it was
+// given up, since these are more than the budget.
 template <class Real, class Lanes, class Visitor>
-POINTPROJ_FN void visit_ball(
+POINTPROJ_FN bool visit_ball(
     const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
-    Visitor& visitor) {
+    Visitor& visitor, int budget = kNoRow) {
   const HashTable table = grid.table_of(cloud);
   const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
@@ -360,8 +362,13 @@ POINTPROJ_FN void visit_ball(
       }
     }
     part += Lanes::width;
+    if (budget != kNoRow) {
+      budget -= lanes.sum(lesser(count, budget + 1));
+      if (budget < 0) return false;
+    }
     lanes.visit(grid.points, q, begin, count, visitor);
   }
+  return true;
 }
 
 }  // namespace pointproj::POINTPROJ_DEVICE

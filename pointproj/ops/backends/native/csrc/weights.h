@@ -5,7 +5,8 @@
 //   kBaseOfSum                            the base whose weight is 1
 //   base(nearest)                         the distance that weights of a mean are relative to: not all of them vanish
 //   weight(distance, base)                the kernel at the distance, divided by the kernel at the base
-//   decay(distance)                       minus the derivative of the logit by the distance
+//   decay(distance)                       minus the derivative of the logit by the distance; where it is 0, so is the
+//                                         gradient, even if that of the logit is infinite
 //   decay_slope(distance)                 the derivative of that by the distance
 //   kSigmaPower                           of 1 / sigma, in the derivative of the logit by sigma; one less in decay
 //   unscaled_by_sigma(distance, base)     the derivative of the logit by sigma, less that at the base, so that terms of
@@ -79,8 +80,10 @@ struct InverseDistance : Uniform<Sum> {
   POINTPROJ_FN Sum weight(Sum distance, Sum base) const {
     return pow(base / greater(distance, this->eps), this->power);
   }
-  POINTPROJ_FN Sum decay(Sum distance) const { return distance > this->eps ? this->power / distance : Sum(0); }
-  POINTPROJ_FN Sum decay_slope(Sum distance) const { return -decay(distance) / distance; }
+  POINTPROJ_FN Sum decay(Sum distance) const { return distance >= this->eps ? this->power / distance : Sum(0); }
+  POINTPROJ_FN Sum decay_slope(Sum distance) const {
+    return distance >= this->eps ? -this->power / distance / distance : Sum(0);
+  }
 };
 
 template <class Sum>
@@ -130,7 +133,7 @@ struct Weighting {
   // Also finite for a neighbour without a weight, which may be much nearer than the base.
   POINTPROJ_FN Sum weight(Sum distance, Sum base) const {
     const Sum made = with([&](const auto& kernel) { return kernel.weight(distance, base); });
-    return kIsDefault ? made : lesser(made, kLargestWeight<Sum>);
+    return kIsDefault || reduce != Reduce::kWeighted ? made : lesser(made, kLargestWeight<Sum>);
   }
   POINTPROJ_FN Sum decay(Sum distance) const { return with([&](auto kernel) { return kernel.decay(distance); }); }
   POINTPROJ_FN Sum decay_slope(Sum distance) const {

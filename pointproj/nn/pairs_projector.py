@@ -1,0 +1,133 @@
+"""The pairs network: edge networks from a cloud onto query points, at two scales."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from pointproj.nn.edge_mlp import EdgeMLP
+from pointproj.nn.mlp import MLP
+from pointproj.nn.projector import as_predicted, last_mlp
+from pointproj.nn.rows import take_rows
+from pointproj.ops.functional import Index, build_index, knn
+from pointproj.ops.neighbor_lists import Neighbors
+from pointproj.ops.specification.reference import safe_sqrt
+
+PLACE_CHANNELS = 4  # displacement (3), distance
+SCALES = 2
+
+
+class PairsEncoding(NamedTuple):
+    """Result of :meth:`PairsProjector.encode`; any number of queries can be decoded from it."""
+
+    reference_points: Float[Tensor, "*batch n 3"]
+    features: Float[Tensor, "*batch n hidden"]
+    index: Index
+
+
+class PairsProjector(nn.Module):
+    """A network that carries features from a cloud onto query points by an MLP on every pair.
+
+    A first MLP runs on the reference points. For each query point, a second runs on the pairs with its ``k``
+    nearest reference points, and a third on those with its ``wide * k`` nearest, of which it takes every
+    ``wide``-th; both are averaged (:func:`pointproj.edge_mlp`). The input of the last MLP is both results and
+    the position of the nearest reference point. Lengths are as they are given: points belong into a cube of
+    size 2.
+
+    Parameters
+    ----------
+    k : int
+        Neighbours of a query point at each scale.
+    wide : int
+        How many times as many neighbours the larger scale spans.
+    hidden_channels : int
+        Width of all layers, at most 512.
+    in_channels : int
+        Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
+    out_channels : int
+        Channels of the result.
+    predicts : {"value", "distance", "signed_distance"}
+        As for :class:`pointproj.Projector`, with the distance of the nearest reference point.
+    backend : str
+        Implementation of the search, see :func:`pointproj.backends`. The edge networks run on the fastest
+        that has them here.
+    """
+
+    def __init__(
+        self,
+        *,
+        k: int = 8,
+        wide: int = 4,
+        hidden_channels: int = 32,
+        in_channels: int = 3,
+        out_channels: int = 1,
+        predicts: str = "value",
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        self.k, self.wide, self.predicts, self.backend = k, wide, predicts, backend
+        self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
+        self.scales = nn.ModuleList(
+            EdgeMLP(
+                nn.Sequential(
+                    nn.Linear(hidden_channels + PLACE_CHANNELS, hidden_channels),
+                    nn.GELU(),
+                    nn.Linear(hidden_channels, hidden_channels),
+                ),
+                with_distance=True,
+            )
+            for _ in range(SCALES)
+        )
+        channels = SCALES * hidden_channels + PLACE_CHANNELS
+        self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts)
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> PairsEncoding:
+        """Compute what all queries share: see :meth:`pointproj.Projector.encode`."""
+        if index is None:
+            index = build_index(reference_points, backend=self.backend)
+        hidden = self.reference_mlp(reference_points if features is None else features)
+        return PairsEncoding(reference_points, hidden, index)
+
+    def decode(
+        self, query_points: Float[Tensor, "*batch q 3"], encoding: PairsEncoding
+    ) -> Float[Tensor, "*batch q out"]:
+        """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
+        reference_points, features, index = encoding
+        if query_points.dim() < reference_points.dim():
+            query_points = query_points.expand(reference_points.shape[0], -1, -1)
+        count = min(self.k * self.wide, reference_points.shape[-2])
+        distances, rows = knn(
+            query_points.detach(), reference_points.detach(), count, index=index, backend=self.backend
+        )
+        lists = (slice(0, self.k), slice(None, None, self.wide))
+        carried = [
+            scale(features, query_points, reference_points, Neighbors(rows[..., part], distances[..., part]))
+            for scale, part in zip(self.scales, lists, strict=True)
+        ]
+        # Queries that are not finite have rows -1; any row will do for them.
+        away = take_rows(reference_points, rows[..., 0].clamp(min=0)) - query_points
+        distance = safe_sqrt(away.square().sum(-1, keepdim=True))
+        predicted = self.query_mlp(torch.cat([*carried, away, distance], dim=-1))
+        return predicted if self.predicts == "value" else as_predicted(predicted, distance, self.predicts)
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
+        return self.decode(query_points, self.encode(reference_points, features, index=index))
+
+    def extra_repr(self) -> str:
+        """The network's arguments, for ``print(model)``."""
+        return f"k={self.k}, wide={self.wide}, backend={self.backend}"

@@ -1,0 +1,354 @@
+"""Edge networks of one activation: a gather, an addition, the activation and a sum for each pair.
+
+The products of the first layer with features are made before, and those of the last layer after, see
+:mod:`pointproj.ops.edge_mlp`. A program has a tile of queries and a block of channels. The backward computes
+the pairs once more. It adds to the gradients of reference points by atomics, and to those of the layer in
+several copies. Other networks, and all in deterministic mode, run in chunks of plain torch.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pointproj.ops.backends.torch import edge_mlp as plain
+from pointproj.ops.backends.triton.arithmetic import load_points, rounded_root
+from pointproj.ops.bridge.torch_op import signed
+from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
+from pointproj.ops.specification.activations import ACTIVATIONS
+from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
+
+# Queries of a tile, pairs of each that are processed together, and channels of a block, for an H100. All of
+# them determine the order of sums.
+LAUNCH = {"TILE": 2, "STEP": 8, "num_warps": 4}
+MOST_BLOCK = 64
+IDENTITY = len(ACTIVATIONS)
+COPIES = tl.constexpr(64)  # of the layer's gradients: programs that add to the same one wait for each other
+OF_LAYER = tl.constexpr(5)  # rows of the layer: three coordinates, the distance, the bias
+
+
+def edge_mlp(*args: Any) -> Tensor:
+    """See :meth:`pointproj.ops.registry.Backend.edge_mlp`."""
+    inputs = dict(zip(plain.EDGE_MLP.parameters, args, strict=True))
+    others = inputs["weight_2"].numel() or inputs["factors"].numel() or inputs["largest"]
+    if others or inputs["query_points"].shape[1] > 3 or torch.are_deterministic_algorithms_enabled():
+        return plain.edge_mlp(*args)
+    return _edge_sums(*args)[0]
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """The sums, and no slots of the largest."""
+    inputs = dict(zip(plain.EDGE_MLP.parameters, args, strict=True))
+    if not runs_kernels(inputs["rows"]):
+        return plain.EDGE_MLP.forward(*args)
+    (shape, dtype), _ = plain.EDGE_MLP.outputs(*args)
+    sums = inputs["weight_1"].new_empty(shape, dtype=dtype)
+    _launch(sum_kernel, inputs, sums)
+    return sums, inputs["rows"].new_empty(0, dtype=torch.int32)
+
+
+def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
+    """Gradients of all differentiable inputs, None where not needed."""
+    inputs = saved.inputs
+    if not runs_kernels(inputs["rows"]) or torch.are_deterministic_algorithms_enabled():
+        return plain.EDGE_MLP.backward(grads, needs, saved)
+    layer = inputs["weight_1"]
+    channels, dims = layer.shape[0], inputs["query_points"].shape[1]
+
+    def zeros(name: str, *shape: int) -> Tensor:
+        return layer.new_zeros(shape if needs[name] else (0,))
+
+    queries, references = grads[0].shape[0], inputs["reference_points"].shape[0]
+    made = {
+        "reference_points": zeros("reference_points", references, 3),
+        "hidden": zeros("hidden", references, channels),
+        "query_points": zeros("query_points", queries, 3),
+        "of_queries": zeros("of_queries", queries, channels),
+        "weights": zeros("weights", *inputs["weights"].shape),
+    }
+    of_layer = layer.new_zeros(COPIES.value, OF_LAYER.value, channels)
+    flags = [needs[name] for name in made] + [needs["weight_1"] or needs["bias_1"]]
+    _launch(gradient_kernel, inputs, grads[0], *made.values(), of_layer, FLAGS=_packed(flags))
+    columns = of_layer.sum(0)
+    places = torch.cat([columns[:dims], columns[3:4]]) if inputs["with_distance"] else columns[:dims]
+    made |= {"weight_1": places.t(), "bias_1": columns[-1]}
+    made |= {name: made[name][:, :dims] for name in ("reference_points", "query_points") if needs[name]}
+
+    def finished(name: str) -> Tensor | None:
+        given = inputs[name]
+        if not needs[name]:
+            return None
+        if not given.numel() or name not in made:
+            return torch.zeros_like(given)
+        return made[name].to(given.dtype).contiguous()
+
+    return tuple(finished(name) for name in plain.EDGE_MLP.differentiable)
+
+
+def _packed(flags: list[bool]) -> int:
+    """A bit for each flag, from the lowest."""
+    return sum(1 << place for place, flag in enumerate(flags) if flag)
+
+
+class _Network(NamedTuple):
+    """The first arguments of both kernels."""
+
+    rows: Tensor
+    row_splits: Tensor
+    query_points: Tensor  # (Q, 3)
+    reference_points: Tensor  # (N, 3)
+    hidden: Tensor
+    of_queries: Tensor
+    weights: Tensor
+    layer: Tensor  # (OF_LAYER, H)
+    queries: int
+    references: int
+    k: int
+    channels: int
+
+
+def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> None:
+    """Launch a kernel over tiles of queries, and blocks of channels."""
+    rows, splits, layer = inputs["rows"], inputs["row_splits"], inputs["weight_1"]
+    channels, dims = layer.shape[0], inputs["query_points"].shape[1]
+    points = (pad(inputs[name], (0, 3 - dims)) for name in ("query_points", "reference_points"))
+    columns = [layer[:, :dims], layer.new_zeros(channels, 3 - dims), layer[:, dims:]]
+    if not inputs["with_distance"]:
+        columns.append(layer.new_zeros(channels, 1))
+    layer = torch.cat([*columns, inputs["bias_1"][:, None]], dim=1).t().contiguous()
+    queries = rows.shape[0] if splits is None else splits.shape[0] - 1
+    network = _Network(
+        rows, rows if splits is None else splits, *points, inputs["hidden"], inputs["of_queries"],
+        inputs["weights"], layer, queries, inputs["reference_points"].shape[0],
+        rows.shape[1] if splits is None else 1, channels,
+    )  # fmt: skip
+    block = min(MOST_BLOCK, max(16, triton.next_power_of_2(channels)))
+    names = list(ACTIVATIONS)
+    launch(
+        kernel, (cdiv(queries, LAUNCH["TILE"]), cdiv(channels, block)), *network, *args,
+        PADDED=splits is None, HIDDEN=inputs["hidden"].numel() > 0,
+        OF_QUERIES=inputs["of_queries"].numel() > 0,
+        WEIGHTED=inputs["weights"].numel() > 0, DISTANCE=inputs["with_distance"],
+        ACTIVATION=names.index(inputs["activation"]) if inputs["active_at_end"] else IDENTITY,
+        SLOPE=inputs["slope"], BLOCK=block, **options, **LAUNCH,
+    )  # fmt: skip
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr):
+    """The activation and its derivative, in the order of ``ACTIVATIONS``."""
+    zero = tl.zeros_like(x)
+    if ACTIVATION == 0:
+        part = 0.5 + 0.5 * tl.math.erf(x * 0.7071067811865476)
+        value, slope = x * part, part + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    elif ACTIVATION == 1:
+        inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # twice that of the tanh
+        part = 1.0 / (1.0 + tl.exp(-inner))
+        value = x * part
+        slope = part + x * part * (1.0 - part) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
+    elif ACTIVATION == 2:
+        value, slope = (
+            tl.maximum(x, zero, propagate_nan=tl.PropagateNan.ALL),
+            tl.where(x > 0, zero + 1.0, zero),
+        )
+    elif ACTIVATION == 3:
+        value, slope = tl.where(x > 0, x, x * SLOPE), tl.where(x > 0, zero + 1.0, zero + SLOPE)
+    elif ACTIVATION == 4:
+        part = 1.0 / (1.0 + tl.exp(-x))
+        value, slope = x * part, part * (1.0 + x * (1.0 - part))
+    elif ACTIVATION == 5:
+        value = 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+        slope = 1.0 - value * value
+    else:
+        value, slope = x, zero + 1.0
+    return value, slope
+
+
+@triton.jit
+def lists_of(query, exists, row_splits, k, PADDED: tl.constexpr):
+    """Where the pairs of queries begin and end."""
+    if PADDED:
+        begin = tl.where(exists, query * k, 0)
+        end = tl.where(exists, begin + k, 0)
+    else:
+        begin = tl.load(row_splits + query, mask=exists, other=0)
+        end = tl.load(row_splits + query + 1, mask=exists, other=0)
+    return begin, end
+
+
+@triton.jit
+def pairs_at(rows, begin, end, step, references, STEP: tl.constexpr):
+    """Slots (TILE, STEP) of pairs, their rows, and which of them exist."""
+    at = begin[:, None] + step + tl.arange(0, STEP)[None, :]
+    row = tl.load(rows + at, mask=at < end[:, None], other=-1).to(tl.int64)
+    return at, row, (row >= 0) & (row < references)
+
+
+@triton.jit
+def places_of(reference_points, row, hit, px, py, pz, real: tl.constexpr):
+    """Reference minus query point, and the distance, 0 where there is no pair."""
+    x, y, z = load_points(reference_points, row, hit, 0.0)
+    x = tl.where(hit, x - px[:, None], 0.0).to(real)
+    y = tl.where(hit, y - py[:, None], 0.0).to(real)
+    z = tl.where(hit, z - pz[:, None], 0.0).to(real)
+    return x, y, z, rounded_root(x * x + y * y + z * z)
+
+
+@triton.jit
+def constants_of(
+    query, exists, channel, channels, of_queries, layer, real: tl.constexpr, OF_QUERIES: tl.constexpr
+):
+    """What all pairs of a query add: (TILE, BLOCK)."""
+    inside = channel < channels
+    bias = tl.load(layer + 4 * channels + channel, mask=inside, other=0.0)
+    constant = tl.zeros([query.shape[0], channel.shape[0]], real) + bias[None, :]
+    if OF_QUERIES:
+        at = query[:, None] * channels + channel[None, :]
+        there = exists[:, None] & inside[None, :]
+        constant += tl.load(of_queries + at, mask=there, other=0.0).to(real)
+    return constant
+
+
+@triton.jit
+def first_layer(
+    hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+    HIDDEN: tl.constexpr, DISTANCE: tl.constexpr,
+):  # fmt: skip
+    """Results of the first layer: (TILE, STEP, BLOCK)."""
+    inside = channel < channels
+    wx = tl.load(layer + channel, mask=inside, other=0.0)
+    wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
+    wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
+    values = constant[:, None, :] + x[:, :, None] * wx + y[:, :, None] * wy + z[:, :, None] * wz
+    if DISTANCE:
+        values += distance[:, :, None] * tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
+    if HIDDEN:
+        more = tl.load(hidden + row[:, :, None] * channels + channel, mask=there, other=0.0)
+        values += more.to(values.dtype)
+    return values
+
+
+@triton.jit
+def sum_kernel(
+    rows, row_splits, query_points, reference_points, hidden, of_queries, weights, layer,
+    queries, references, k, channels, sums,
+    PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
+    DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Sums of some channels for a tile of queries."""
+    real: tl.constexpr = layer.dtype.element_ty
+    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    exists = query < queries
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    px, py, pz = load_points(query_points, query, exists, 0.0)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES)
+    begin, end = lists_of(query, exists, row_splits, k, PADDED)
+    total = tl.zeros([TILE, BLOCK], real)
+    for step in range(0, tl.max(end - begin), STEP):
+        at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real)
+        there = hit[:, :, None] & (channel < channels)[None, None, :]
+        values = first_layer(
+            hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
+        )
+        values, _ = activated(values, ACTIVATION, SLOPE)
+        if WEIGHTED:
+            values *= tl.load(weights + at, mask=hit, other=0.0)[:, :, None]
+        total += tl.sum(tl.where(there, values, 0.0), 1)
+    out = exists[:, None] & (channel < channels)[None, :]
+    tl.store(sums + query[:, None] * channels + channel[None, :], total, mask=out)
+
+
+@triton.jit
+def gradient_kernel(
+    rows, row_splits, query_points, reference_points, hidden, of_queries, weights, layer,
+    queries, references, k, channels,
+    grad, d_reference, d_hidden, d_query, d_of_queries, d_weights, d_layer,
+    PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
+    DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    FLAGS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """Gradients of what :func:`sum_kernel` reads, as far as ``FLAGS`` says, in the order of the arguments."""
+    real: tl.constexpr = layer.dtype.element_ty
+    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    exists = query < queries
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = channel < channels
+    px, py, pz = load_points(query_points, query, exists, 0.0)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES)
+    out = query[:, None] * channels + channel[None, :]
+    upstream = tl.load(grad + out, mask=exists[:, None] & inside[None, :], other=0.0)
+    begin, end = lists_of(query, exists, row_splits, k, PADDED)
+    d_constant = tl.zeros([TILE, BLOCK], real)
+    dx, dy, dz, dd = d_constant, d_constant, d_constant, d_constant
+    qx, qy, qz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
+    for step in range(0, tl.max(end - begin), STEP):
+        at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real)
+        there = hit[:, :, None] & inside[None, None, :]
+        values = first_layer(
+            hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
+        )
+        values, slope = activated(values, ACTIVATION, SLOPE)
+        d_values = tl.where(there, upstream[:, None, :] * slope, 0.0)
+        if FLAGS & 16:
+            own = tl.sum(tl.where(there, upstream[:, None, :] * values, 0.0), 2)
+            tl.atomic_add(d_weights + at, own, mask=hit, sem="relaxed")
+        if WEIGHTED:
+            d_values *= tl.load(weights + at, mask=hit, other=0.0)[:, :, None]
+        if FLAGS & 2:
+            target = d_hidden + row[:, :, None] * channels + channel
+            tl.atomic_add(target, d_values, mask=there, sem="relaxed")
+        d_constant += tl.sum(d_values, 1)
+        if FLAGS & 32:
+            dx += tl.sum(d_values * x[:, :, None], 1)
+            dy += tl.sum(d_values * y[:, :, None], 1)
+            dz += tl.sum(d_values * z[:, :, None], 1)
+            if DISTANCE:
+                dd += tl.sum(d_values * distance[:, :, None], 1)
+        if FLAGS & 5:
+            rx = tl.sum(d_values * tl.load(layer + channel, mask=inside, other=0.0), 2)
+            ry = tl.sum(d_values * tl.load(layer + channels + channel, mask=inside, other=0.0), 2)
+            rz = tl.sum(d_values * tl.load(layer + 2 * channels + channel, mask=inside, other=0.0), 2)
+            if DISTANCE:
+                wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
+                along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
+                rx += along * x
+                ry += along * y
+                rz += along * z
+            if FLAGS & 1:
+                target = d_reference + 3 * row
+                tl.atomic_add(target, rx, mask=hit, sem="relaxed")
+                tl.atomic_add(target + 1, ry, mask=hit, sem="relaxed")
+                tl.atomic_add(target + 2, rz, mask=hit, sem="relaxed")
+            qx += tl.sum(rx, 1)
+            qy += tl.sum(ry, 1)
+            qz += tl.sum(rz, 1)
+    if FLAGS & 4:
+        target = d_query + 3 * query
+        tl.atomic_add(target, -qx, mask=exists, sem="relaxed")
+        tl.atomic_add(target + 1, -qy, mask=exists, sem="relaxed")
+        tl.atomic_add(target + 2, -qz, mask=exists, sem="relaxed")
+    if FLAGS & 8:
+        tl.store(d_of_queries + out, d_constant, mask=exists[:, None] & inside[None, :])
+    if FLAGS & 32:
+        target = d_layer + (tl.program_id(0) % COPIES) * OF_LAYER * channels + channel
+        tl.atomic_add(target, tl.sum(dx, 0), mask=inside, sem="relaxed")
+        tl.atomic_add(target + channels, tl.sum(dy, 0), mask=inside, sem="relaxed")
+        tl.atomic_add(target + 2 * channels, tl.sum(dz, 0), mask=inside, sem="relaxed")
+        tl.atomic_add(target + 3 * channels, tl.sum(dd, 0), mask=inside, sem="relaxed")
+        tl.atomic_add(target + 4 * channels, tl.sum(d_constant, 0), mask=inside, sem="relaxed")
+
+
+_edge_sums = triton_op(
+    "pointproj::triton_edge_sums",
+    signed(_forward, plain.EDGE_MLP.parameters, tuple[Tensor, Tensor]),
+    plain.EDGE_MLP.outputs,
+    differentiable=plain.EDGE_MLP.differentiable,
+    backward=_backward,
+    second_backward=plain.EDGE_MLP.second_backward,
+)

@@ -1,0 +1,97 @@
+"""Convolutions of PyTorch Geometric on edge_mlp: the same results and gradients, and what is left."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pointproj.compat import torch_geometric as searches
+from pointproj.compat.torch_geometric_layers import replace
+
+theirs = pytest.importorskip("torch_geometric.nn")
+searches.install()
+
+COUNT = 101
+
+
+def network(*widths: int, last: nn.Module | None = None) -> nn.Sequential:
+    layers = [module for pair in pairwise(widths) for module in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*layers[:-1], *([] if last is None else [last]))
+
+
+class Model(nn.Module):
+    """Every layer that is replaced, with each aggregation, and one that cannot be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edges = theirs.EdgeConv(network(10, 16, 8), aggr="max")
+        self.active = theirs.EdgeConv(network(16, 16, last=nn.GELU()), aggr="mean")
+        self.dynamic = theirs.DynamicEdgeConv(network(32, 16, 8), k=6, aggr="add")
+        self.points = theirs.PointNetConv(network(11, 16, 8), nn.Linear(8, 8))
+        self.places = theirs.PointNetConv(network(3, 16, 8), aggr="mean", flow="target_to_source")
+        settings = {"norm": None, "plain_last": False, "bias": [True, False]}
+        self.mlp = theirs.EdgeConv(theirs.MLP([16, 8, 8], **settings), aggr="max")
+        self.normalised = theirs.EdgeConv(theirs.MLP([16, 8, 8]), aggr="max")
+
+    def forward(self, x: Tensor, pos: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
+        x = self.active(self.edges(x, edges), edges)
+        x = self.points(self.dynamic(x, batch), pos, edges) + self.places(None, pos, edges)
+        return self.normalised(self.mlp(x, edges), edges)
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    return Model().double()
+
+
+def inputs() -> tuple[Tensor, ...]:
+    batch = (torch.arange(COUNT) > 40).long()
+    x, pos = torch.randn(COUNT, 5).double().requires_grad_(), torch.randn(COUNT, 3).double().requires_grad_()
+    edges = searches.knn_graph(pos, 7, batch, loop=True)
+    return x, pos, torch.cat([edges[:, 30:], edges[:, 40:43]], dim=1), batch  # no neighbours; some twice
+
+
+def test_replaced_layers_have_the_same_results_and_gradients(model: Model):
+    ours = copy.deepcopy(model)
+    found = replace(ours)
+    assert list(found.replaced) == ["edges", "active", "dynamic", "points", "places", "mlp"]
+    assert found.left == {"normalised": "its network cannot run on pairs: its normalisation needs all pairs"}
+    assert str(found).endswith(
+        "left normalised: its network cannot run on pairs: its normalisation needs all pairs"
+    )
+    assert [*ours.state_dict()] == [*model.state_dict()]
+    results = []
+    given = inputs()
+    for of in (model, ours):
+        out = of(*given)
+        leaves = {"x": given[0], "pos": given[1]} | dict(of.named_parameters())
+        gradients = torch.autograd.grad(out.square().sum(), [*leaves.values()], allow_unused=True)
+        results.append({"out": out} | dict(zip(leaves, gradients, strict=True)))
+    for name, expected in results[0].items():
+        if expected is None:
+            assert results[1][name] is None, name
+        else:
+            torch.testing.assert_close(results[1][name], expected, rtol=1e-10, atol=1e-10, msg=name)
+
+
+def test_layers_that_cannot_be_replaced_say_why():
+    unknown = nn.Sequential(nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 6))
+    left = {
+        "aggregation": (theirs.EdgeConv(network(6, 6), aggr="min"), "expected aggr max, mean, sum or add"),
+        "activation": (theirs.EdgeConv(unknown), "Softplus"),
+        "dropout": (theirs.EdgeConv(theirs.MLP([6, 6, 6], norm=None, dropout=0.5)), "dropout"),
+        "none": (theirs.PointNetConv(), "cannot run on pairs"),
+    }
+    model = nn.ModuleDict({name: layer for name, (layer, _) in left.items()})
+    found = replace(model)
+    assert not found.replaced
+    for name, (layer, reason) in left.items():
+        assert reason in found.left[name]
+        assert model[name] is layer
+    with pytest.raises(ValueError, match="expected a model with some of EdgeConv"):
+        replace(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="contains a EdgeConv, got the layer itself"):
+        replace(theirs.EdgeConv(network(6, 6)))

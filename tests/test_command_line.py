@@ -1,0 +1,47 @@
+"""Every program takes KEY=VALUE and --KEY VALUE."""
+
+import argparse
+
+import pytest
+
+from pointproj import __version__, command_line
+from pointproj.__main__ import main
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "run --device cpu --samples even area --yes",
+        "run device=cpu samples=even,area yes=true",
+        "device=cpu --yes run samples=even,area",
+    ],
+)
+def test_options_are_written_either_way(arguments):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint")
+    parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
+    parser.add_argument("--samples", nargs="+")
+    parser.add_argument("--yes", action="store_true")
+    given = vars(command_line.parse(parser, arguments.split()))
+    assert given == {"checkpoint": "run", "device": "cpu", "samples": ["even", "area"], "yes": True}
+    assert not command_line.parse(parser, ["a=b", "yes=false"]).yes  # a file may have such a name
+    with pytest.raises(SystemExit):
+        command_line.parse(parser, ["run", "device=gpu"])
+
+
+def test_overrides_are_written_either_way():
+    given = ["--device", "cpu", "--seed=3", "-m", "--cfg", "job", "compile=true", "--device"]
+    wanted = ["device=cpu", "seed=3", "-m", "--cfg", "job", "compile=true", "device="]
+    assert command_line.overrides(given, ("device", "seed")) == wanted
+
+
+@pytest.mark.parametrize("given", [["doctor", "--device", "cpu"], ["doctor", "device=cpu"]])
+def test_doctor_takes_both(given, capsys):
+    assert main(given) == 0
+    assert "device=cpu, on cpu: works" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"pointproj {__version__}\n"
