@@ -16,7 +16,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 
 def write_balls(folder: Path) -> None:
-    """Write balls as VTP files with the pressure 1 - 9/4 sin^2 at their points, and the flow's direction."""
+    """Write balls as VTP files, with the pressure 1 - 9/4 sin^2 and the direction of the stream."""
     import pyvista as pv
 
     rows = ["sample,stream_x,stream_y,stream_z"]

@@ -8,9 +8,11 @@ from pointproj.data.fields.dataset import prepare_fields
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.measured import read_geometry
 from pointproj.geometry.meshes import Mesh
+from pointproj.inference.evaluate_fields import evaluate_fields
 from pointproj.inference.field_model import FieldModel
 from pointproj.inference.predict import main
 from pointproj.training import checkpoint
+from pointproj.training.field_measures import MEAN, NEAREST
 from pointproj.training.networks import build_model
 from tests.configs import config_of
 
@@ -87,3 +89,13 @@ def test_distances_on_a_grid_in_the_unit_of_the_file(tmp_path):
     np.testing.assert_allclose(np.mean(np.reshape(grid.bounds, (3, 2)), axis=1), [100, 0, 0], atol=1e-3)
     true = np.abs(np.linalg.norm(grid.points - [100.0, 0, 0], axis=1) - 50)
     assert np.abs(grid["udf"] - true).mean() < 3  # a new network predicts the soft distance
+
+
+def test_evaluation_writes_a_table_and_a_page(run, tmp_path):
+    means = evaluate_fields(run, tmp_path, "cpu", limit=1)
+    rows = (tmp_path / "results.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows[1:]] == [*means] == ["network", MEAN, NEAREST]
+    assert float(rows[2].split(",")[2]) == pytest.approx(means[MEAN]["relative_l2"], rel=1e-5)
+    page = (tmp_path / "index.html").read_text()
+    assert all(word in page for word in ("pressure coefficient relative l2", "body_0001", MEAN))
+    assert len([*tmp_path.rglob("*.glb")]) == 3
