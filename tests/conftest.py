@@ -52,7 +52,8 @@ def _operators(item: pytest.Item) -> set[str]:
     """What the backend of a test must have: its mark ``operators``, and its parameter of that name."""
     marked = {name for mark in item.iter_markers("operators") for name in mark.args}
     given = getattr(item, "callspec", None) and item.callspec.params.get("operator")
-    return marked | ({given} if isinstance(given, str) else set()) or {"knn"}
+    of_lists = {"lists"} & {*item.fixturenames}  # the fixture has the operator's name
+    return marked | of_lists | ({given} if isinstance(given, str) else set()) or {"knn"}
 
 
 @pytest.fixture(params=_on("cpu", "cuda"))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark import peers
-from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, NETWORK, BenchConfig, unknown
+from pointproj.benchmark.config import EXECUTIONS, LIST_SUMS, LISTS, NETWORK, BenchConfig, unknown
 from pointproj.benchmark.implementations import (
     PAIRS_PER_SECOND,
     FoundPairs,
@@ -85,9 +85,10 @@ def entries(config: BenchConfig, workload: Workload, device_type: str) -> Iterat
 
 def _implementations(config: BenchConfig, workload: Workload, device_type: str) -> Iterator[Implementation]:
     chosen = backend_names(config.backends, workload.operator)
+    operator = "lists" if {*workload.modes} <= {*LISTS, *LIST_SUMS} else workload.operator
     for name in chosen:
         made = backend_implementation(name, workload)
-        yield replace(made, missing=missing_backend(name, device_type, workload.operator))
+        yield replace(made, missing=missing_backend(name, device_type, operator))
     known = peer_names(config.peers)
     for peer in peers.PEERS:
         takes_it = workload.peers == "all" or (workload.peers == "batched" and peer.batched)

@@ -37,18 +37,24 @@ def periodic_box(
 
 
 def choose_backend(
-    backend: str, radius: float | Tensor | None, index: Index | None, reference_points: Tensor, clouds: Clouds
+    backend: str,
+    radius: float | Tensor | None,
+    index: Index | None,
+    reference_points: Tensor,
+    clouds: Clouds,
+    operator: str | None = None,
 ) -> tuple[Backend, Tables | None]:
     """The backend of one call, and the tables of its index for this search, if it has them.
 
     An index must be of this backend, and for points like these; ``backend="auto"`` means the index's own.
-    ``radius`` is that of the search, None for kNN. ``clouds`` are the packed points.
+    ``radius`` is that of the search, None for kNN. ``clouds`` are the packed points. ``operator`` is what the
+    backend must have, if not the search.
     """
     if index is not None and not isinstance(index, Index):
         raise TypeError(f"index must come from pointproj.build_index; got {type(index).__name__}")
     name = index.backend if index is not None and backend == "auto" else backend
     search = "knn" if radius is None else "radius"
-    name = choose(name, reference_points.device.type, search)
+    name = choose(name, reference_points.device.type, operator or search)
     if index is None:
         return modules[name], None
     if index.backend != name:

@@ -141,7 +141,7 @@ def radius_neighbors(
     radii = arguments.checked_radii(radius, query_points)
     arguments.check_list_form(max_neighbors, capacity)
     periodic = periodic_box(box, radius, reference_points, inside=index is not None)
-    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
+    module, tables = choose_backend(backend, radius, index, reference_points, clouds, "lists")
     points = clouds.detached()
     searched = points if periodic is None else periodic.clouds(points)
     if periodic is not None and isinstance(radii, Tensor):

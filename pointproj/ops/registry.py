@@ -31,9 +31,10 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    OPERATORS : frozenset of {"knn", "radius", "attend", "edge_mlp", "vector_attend", "farthest_points"}
-        What it has: ``"knn"`` and ``"radius"`` stand for all functions of that search. Without an operator it
-        leaves out the functions named so.
+    OPERATORS : frozenset of str
+        What it has, of "knn", "radius", "lists", "attend", "edge_mlp", "vector_attend" and "farthest_points".
+        ``"knn"`` and ``"radius"`` stand for all functions that aggregate over that search, ``"lists"`` for
+        ``radius_search`` and ``radius_list``. Without another operator it leaves out the functions named so.
     RANK : dict of str to int
         Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
         run on a device type that is missing here.

@@ -95,7 +95,7 @@ def test_values_and_both_derivatives_without_the_dispatcher(has_y: bool, dispatc
     assert not dispatched
 
 
-@pytest.mark.operators("knn", "radius")
+@pytest.mark.operators("knn", "radius", "lists")
 def test_every_backends_operators_are_called_directly(on_cpu: Where, dispatched: list[str]):
     query, points, features = (t.requires_grad_() for t in by_id("plain").problem()[:3])
     options = {"backend": on_cpu.backend}

@@ -70,7 +70,7 @@ def test_a_radius_taken_from_a_distance_includes_its_point(place: int, dtype: to
         within = distances <= radius
         _, found = pointproj.knn(query, points, 4, max_radius=radius, backend=where.backend)
         assert torch.equal(found, torch.where(within, rows, -1))
-    where.skip_unless("radius")
+    where.skip_unless("radius", "lists")
     radii = distances[:, place].contiguous()
     for radius in (radii, *radii[::100].tolist()):
         padded = pointproj.radius_neighbors(query, points, radius, max_neighbors=4, backend=where.backend)
@@ -271,7 +271,7 @@ def test_an_index_built_in_inference_mode_serves_training(where: Where):
 
 @pytest.mark.parametrize("weighted", [(), (1,), (3,)], ids=["one", "column", "channels"])
 @pytest.mark.parametrize("lists", ["no-pairs", "no-capacity", "no-queries", "padded-without-queries"])
-@pytest.mark.operators("radius")
+@pytest.mark.operators("radius", "lists")
 def test_sums_over_lists_without_slots(lists: str, weighted: tuple[int, ...], where: Where):
     query, points = _cloud(torch.float32, where.device)
     query = query[:0] if "queries" in lists else query[:9]
@@ -301,6 +301,7 @@ def test_a_batch_of_no_clouds(where: Where):
     where.skip_unless("radius")
     aggregated = pointproj.radius_aggregate(query, points, features, 0.3, backend=where.backend)
     assert aggregated.shape == (0, 5, 3)
+    where.skip_unless("lists")
     for form, shape in (
         ({"max_neighbors": 3}, (0, 5, 3)),
         ({"capacity": 4}, (4,)),

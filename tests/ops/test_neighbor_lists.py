@@ -14,7 +14,7 @@ from tests.conftest import Where
 from tests.ops.cases import CASES, by_id
 from tests.oracle import assert_close
 
-pytestmark = pytest.mark.operators("radius")
+pytestmark = pytest.mark.operators("radius", "lists")
 RADIUS_CASES = [pytest.param(case, id=case.id) for case in CASES if case.radius]
 BATCHES = ("odd-sizes", "dense", "ragged-with-empty-clouds", "fp64")
 forms = pytest.mark.parametrize("form", [{"max_neighbors": 4}, {"capacity": 900}], ids=["padded", "csr"])

@@ -88,18 +88,12 @@ def test_a_cell_list_holds_every_point_once_and_cells_hold_their_points(device: 
     assert torch.equal((z * side + y) * side + x, numbers)
 
 
-def test_lists_of_more_than_a_program_holds(device: str):
+def test_lists_within_a_radius_are_refused(device: str):
     points = _clustered(150, device)
-    query = points[::40].clone()
-    nearest = pointproj.radius_neighbors(query, points, 1.6, max_neighbors=40, backend="triton")
-    rows, counts = reference.radius_search(query, points, 1.6, 40)
-    assert torch.equal(nearest.indices, rows)
-    assert torch.equal(nearest.counts, counts)
-    assert counts.max() == 41
-    listed = pointproj.radius_neighbors(query, points, 1.6, capacity=200, backend="triton")
-    row_splits, rows = reference.radius_list(query, points, 1.6)
-    assert torch.equal(listed.row_splits, row_splits.clamp(max=200))
-    assert torch.equal(listed.indices, rows[:200])
+    index = pointproj.build_index(points, radius=1.0, backend="triton")
+    for options in ({"backend": "triton"}, {"index": index}):
+        with pytest.raises(pointproj.BackendUnavailable, match="no lists operator; use one of native, torch"):
+            pointproj.radius_neighbors(points, points, 1.0, max_neighbors=4, **options)
 
 
 @pytest.mark.parametrize("sigma", [0.1, 1e-3], ids=["", "weights-that-vanish"])

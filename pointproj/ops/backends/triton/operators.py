@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.backends.torch import operators as plain
-from pointproj.ops.backends.torch.operators import radius_list, radius_search
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
 from pointproj.ops.backends.triton.edge_mlp import edge_mlp
 from pointproj.ops.backends.triton.flops import count_aggregation, count_search
@@ -47,8 +46,6 @@ __all__ = [
     "build_index",
     "edge_mlp",
     "radius_aggregate",
-    "radius_list",
-    "radius_search",
     "search",
 ]
 ONE_INDEX = True  # the cell list

@@ -10,7 +10,7 @@ import tempfile
 
 log = logging.getLogger(__name__)
 
-OPERATORS = frozenset({"knn", "radius"})
+OPERATORS = frozenset({"knn", "radius", "lists"})
 RANK = {"cpu": 10, "cuda": 10}
 FUNCTIONS = "operators"
 CACHE = "WARP_CACHE_PATH"  # folder of compiled kernels; Warp reads it when it is imported
