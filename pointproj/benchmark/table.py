@@ -260,7 +260,7 @@ _TABLES: dict[str, Any] = {
         _found, CFD, "{name}, k = {k}, {size} points", further="mode"
     ),
     "Second derivatives (a loss of slopes, by the features), milliseconds": (
-        _columns(mode={"operator": "first", "second": "second"}, workload=NAMED)
+        _columns(workload=NAMED, mode={"second": "by the features"})
         | {"W2 second, peak MiB": {"workload": "w2", "mode": "second"}},
         _by_execution,
     ),
