@@ -6,11 +6,12 @@ With r_ij = reference point j minus query point i, over the neighbours j of quer
 
 This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et
 al., 2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first
-layer is linear, so features are multiplied by it before they are paired. The last is linear too, so
-sums and means are multiplied by it. No tensor of all pairs and channels is made.
+layer is linear, so features are multiplied by it before they are paired, and so are positions unless the
+distance is asked: W r_ij = W (p_j - o) - W (p_i - o), with the mean o of the reference points. The last is
+linear too, so sums and means are multiplied by it. No tensor of all pairs and channels is made.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -21,6 +22,7 @@ from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.layers import (
     MOST_LAYERS,
+    Layer,
     Layers,
     check_lists,
     check_one_a_pair,
@@ -42,7 +44,7 @@ def edge_mlp(
     *,
     query_features: Float[Tensor, "*batch q channels"] | None = None,
     with_distance: bool = False,
-    multiply_features: bool | Literal["only"] = False,
+    multiply_features: bool | Literal["only"] | Float[Tensor, "*batch n out"] = False,
     activation: str = "gelu",
     reduce: str = "mean",
     weights: Float[Tensor, "*pairs"] | None = None,
@@ -71,10 +73,14 @@ def edge_mlp(
     query_features : (Q, G) or (B, Q, G) float tensor, optional
         Of the query points.
     with_distance : bool
-        Whether the MLP gets the distance to the neighbour.
-    multiply_features : bool or "only"
+        Whether the MLP gets the distance to the neighbour. Relative positions are then formed for each pair.
+        Without it, they are differences of products whose rounding is that of the cloud's extent: about
+        the machine epsilon times the largest distance from the mean of the reference points (of each cloud
+        in a dense batch, of all in a ragged one), instead of times the distance to the neighbour.
+    multiply_features : bool, "only" or (..., N, out) float tensor
         Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``:
-        which is then no input of the MLP.
+        which is then no input of the MLP. A tensor has what to multiply by, one row for each reference
+        point; features are then an input of the MLP alone.
     activation : {"gelu", "gelu_tanh", "relu", "leaky_relu", "silu", "tanh"}
         Between layers that are given as a sequence.
     reduce : {"mean", "sum", "max"}
@@ -91,7 +97,8 @@ def edge_mlp(
     -------
     (Q, out) or (B, Q, out) float tensor
         In the features' dtype; 0 for a query without neighbours. Differentiable twice in features, both
-        sets of points, layers and weights, with subgradient 0 of the distance 0.
+        sets of points, layers, weights and factors, with subgradient 0 of the distance 0. A point that is
+        not finite makes NaN of its own pairs.
 
     Raises
     ------
@@ -111,35 +118,37 @@ def edge_mlp(
         check_one_a_pair("weights", weights, neighbors.indices)
     arguments.check_reference_weights(reference_weights, features)
     given, kind = checked_layers("layers", layers, activation, features)
-    columns = _columns(given[0][0], features, query_points, query_features, with_distance, multiply_features)
-    if multiply_features and len(given[-1][0]) != features.shape[-1]:
-        raise ValueError(
-            f"with multiply_features, the last of layers must have {features.shape[-1]} outputs, one for "
-            f"each channel of features; got {len(given[-1][0])}"
-        )
+    only = isinstance(multiply_features, str) and multiply_features == "only"
+    columns = _columns(given[0], features, query_points, query_features, with_distance, only)
+    factors = _factors(multiply_features, features, given)
     count = features.shape[:-1].numel()
     rows, splits = packed_rows(neighbors, features, missing=count)
     pairs, real = ListedPairs(rows, splits, count), torch.promote_types(features.dtype, torch.float32)
     pair_weights = _pair_weights(pairs, weights, reference_weights, real)
     last = None
-    if len(given) > 1 and reduce != "max" and not (multiply_features or kind.at_end):
+    if len(given) > 1 and reduce != "max" and not (factors is not None or kind.at_end):
         last, kind = given.pop(), kind._replace(at_end=True)
     empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
-    hidden = empty if multiply_features == "only" else linear(features.flatten(0, -2), columns[0])
-    factors = features.flatten(0, -2) if multiply_features else empty
+    hidden = empty if only else linear(features.flatten(0, -2), columns.feature)
     of_queries = empty
     if query_features is not None:
-        of_queries = linear(query_features.flatten(0, -2).to(features.dtype), columns[2])
-    points = (points.flatten(0, -2).contiguous() for points in (reference_points, query_points))
-    of_layers = [columns[1].to(real).contiguous(), given[0][1].to(real)]
-    of_layers += [tensor.to(real).contiguous() for layer in given[1:] for tensor in layer]
+        of_queries = linear(query_features.flatten(0, -2).to(features.dtype), columns.query)
+    places = (reference_points, query_points) if with_distance else _centred(reference_points, query_points)
+    places = [points.flatten(0, -2) for points in places]
+    first = [columns.place.to(real), columns.bias.to(real)]
+    if not with_distance:
+        hidden = _with_places(hidden, places[0].to(real), first[0])
+        of_queries = _with_places(of_queries, -places[1].to(real), first[0]) + first[1]
+        places, first = [points.detach()[:, :0] for points in places], [first[0].detach()[:, :0], none]
+    of_layers = [*first, *(tensor.to(real) for layer in given[1:] for tensor in layer)]
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
     module = modules[choose(backend, features.device.type, "edge_mlp")]
-    reduced = module.edge_mlp(
-        next(points), hidden.contiguous(), factors.contiguous(), next(points), of_queries.contiguous(),
-        none if pair_weights is None else pair_weights.contiguous(), *of_layers, rows.contiguous(), splits,
-        *kind, with_distance, reduce == "max",
-    )  # fmt: skip
+    tensors = [
+        places[0], hidden, empty if factors is None else factors, places[1], of_queries,
+        none if pair_weights is None else pair_weights, *of_layers, rows,
+    ]  # fmt: skip
+    tensors = [tensor.contiguous() for tensor in tensors]
+    reduced = module.edge_mlp(*tensors, splits, *kind, with_distance, reduce == "max")
     if reduce != "max":
         total = pairs.summed(pairs.exists.to(real) if pair_weights is None else pair_weights[..., None])
         if reduce == "mean":
@@ -150,17 +159,79 @@ def edge_mlp(
     return reduced.view(*query_points.shape[:-1], reduced.shape[-1]).to(features.dtype)
 
 
+def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: list[Layer]) -> Tensor | None:
+    """What the results of pairs are multiplied by: (N, out), or None."""
+    if isinstance(multiply_features, Tensor):
+        expected = "one row of factors for each reference point"
+        arguments.check_dtype("multiply_features", multiply_features, arguments.FEATURES, "a float tensor")
+        if multiply_features.ndim != features.ndim or multiply_features.shape[:-1] != features.shape[:-1]:
+            raise ValueError(
+                f"multiply_features must have shape {(*features.shape[:-1], 'out')}, {expected}; "
+                f"got {tuple(multiply_features.shape)}"
+            )
+        arguments.check_device("multiply_features", multiply_features, features)
+        factors = multiply_features
+    elif multiply_features in (True, "only"):
+        factors = features
+    elif multiply_features is False:
+        return None
+    else:
+        raise ValueError(
+            f"multiply_features must be a bool, 'only' or a tensor of factors; got {multiply_features!r}"
+        )
+    if len(layers[-1][0]) != factors.shape[-1]:
+        name = "multiply_features" if factors is multiply_features else "features"
+        raise ValueError(
+            f"with multiply_features, the last of layers must have {factors.shape[-1]} outputs, one for "
+            f"each channel of {name}; got {len(layers[-1][0])}"
+        )
+    return factors.flatten(0, -2).to(features.dtype)
+
+
+def _centred(reference_points: Tensor, query_points: Tensor) -> list[Tensor]:
+    """Both sets of points less the mean of the reference points that are finite, of each dense cloud."""
+    known = reference_points.detach()
+    finite = known.isfinite().all(-1, keepdim=True)
+    known = torch.where(finite, known, 0.0) / finite.sum(-2, keepdim=True).clamp(min=1)
+    centre = known.sum(-2, keepdim=True)
+    return [points - centre for points in (reference_points, query_points)]
+
+
+def _with_places(values: Tensor, places: Tensor, weight: Tensor) -> Tensor:
+    """Add ``places @ weight.T``, not by a matrix product: that may round to TF32, or to autocast's type.
+
+    Differences of the result matter. A place that is not finite makes NaN, and no gradient.
+    """
+    finite = places.isfinite().all(-1, keepdim=True)
+    places = torch.where(finite, places, 0.0)
+    made = torch.where(finite, 0.0, torch.nan).to(places.dtype)
+    made = made + values if values.numel() else made
+    for place, column in zip(places.split(1, dim=1), weight.unbind(1), strict=True):
+        made = torch.addcmul(made, place, column)
+    return made
+
+
+class _Columns(NamedTuple):
+    """The first layer: its columns for features, places and query features, and its bias."""
+
+    feature: Tensor
+    place: Tensor
+    query: Tensor
+    bias: Tensor
+
+
 def _columns(
-    weight: Tensor,
+    layer: Layer,
     features: Tensor,
     query_points: Tensor,
     query_features: Tensor | None,
     with_distance: bool,
-    multiply_features: bool | str,
-) -> list[Tensor]:
-    """The first layer's columns for features, places and query features."""
+    only: bool,
+) -> _Columns:
+    """The first layer in parts."""
+    weight, bias = layer
     sizes = {
-        "of the feature": 0 if multiply_features == "only" else features.shape[-1],
+        "of the feature": 0 if only else features.shape[-1],
         "of the relative position": query_points.shape[-1],
         "of the distance": int(with_distance),
         "of the query's feature": 0 if query_features is None else query_features.shape[-1],
@@ -172,7 +243,7 @@ def _columns(
             f"got {weight.shape[1]}"
         )
     of_features, dims, distance, of_queries = sizes.values()
-    return list(weight.split([of_features, dims + distance, of_queries], dim=1))
+    return _Columns(*weight.split([of_features, dims + distance, of_queries], dim=1), bias)
 
 
 def _pair_weights(

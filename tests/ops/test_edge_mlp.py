@@ -22,6 +22,7 @@ SETTINGS = {
         "of_queries": 3,
         "weighted": True,
     },
+    "factors": {"widths": (9, 6), "multiply_features": "given", "reduce": "sum"},
     "grouping": {"widths": (6, 8, 4), "reduce": "max", "activation": "relu", "ends": True},
     "everything": {"widths": (33, 6, 5, 4), "with_distance": True, "of_queries": 3, "activation": "silu"},
     "weighted-places": {"widths": (70, 4), "with_distance": True, "of_queries": 3, "weighted": True}
@@ -67,6 +68,8 @@ def case(
     if settings["weighted"]:
         inputs["weights"], inputs["reference_weights"] = normal(*neighbors.indices.shape), normal(references)
     multiply, distance = settings.get("multiply_features", False), settings.get("with_distance", False)
+    if multiply == "given":
+        multiply = normal(references, settings["widths"][-1]).requires_grad_()
     width = settings["dims"] + distance + settings["of_queries"] + (0 if multiply == "only" else 5)
     modules = []
     for channels in settings["widths"]:
@@ -94,15 +97,16 @@ def by_hand(inputs, neighbors, layers, options):
     for i, pairs in enumerate(lists_of(neighbors)):
         slots, rows = [slot for slot, _ in pairs], [row for _, row in pairs]
         relative = points[rows] - inputs["query_points"][i]
-        parts = [] if options["multiply_features"] == "only" else [features[rows]]
+        factors = options["multiply_features"]
+        parts = [] if isinstance(factors, str) else [features[rows]]
         parts.append(relative.to(features.dtype))
         if options["with_distance"]:
             parts.append(relative.norm(dim=1, keepdim=True).to(features.dtype))
         if "query_features" in inputs:
             parts.append(inputs["query_features"][i].expand(len(rows), -1))
         values = layers(torch.cat(parts, dim=1))
-        if options["multiply_features"]:
-            values = values * features[rows]
+        if factors is not False:
+            values = values * (factors if isinstance(factors, torch.Tensor) else features)[rows]
         weights = values.new_ones(len(rows))
         if "weights" in inputs and rows:
             weights = (
@@ -140,7 +144,8 @@ def test_values_gradients_and_second_derivatives_are_those_of_one_mlp_a_query(na
     inputs, neighbors, layers, options = case(name, form, device=where.device)
     got = edge_mlp(**inputs, neighbors=neighbors, layers=layers, backend=where.backend, **options)
     expected = by_hand(inputs, neighbors, layers, options)
-    compare(got, expected, named(inputs, layers), seconds=form in ("padded", "csr"))
+    given = {n: t for n, t in options.items() if isinstance(t, torch.Tensor)}
+    compare(got, expected, given | named(inputs, layers), seconds=form in ("padded", "csr"))
 
 
 @pytest.mark.parametrize("activation", MODULES)
@@ -174,8 +179,42 @@ def test_narrow_dtypes_sum_in_single_precision(name, dtype, where: Where):
     assert all(g.dtype == t.dtype and g.isfinite().all() for g, t in zip(grads, inputs.values(), strict=True))
 
 
-def test_far_from_the_origin_relative_positions_are_as_exact_as_the_points(where: Where):
-    inputs, neighbors, layers, options = case("everything", dtype=torch.float32, device=where.device)
+def test_positions_are_not_rounded_by_autocast(where: Where):
+    changes = {"multiply_features": "only", "widths": (5,), "activation": "relu", "ends": True}
+    inputs, neighbors, layers, options = case(
+        "edge-convolution", dtype=torch.float32, device=where.device, **changes
+    )
+    expected = by_hand({n: t.double() for n, t in inputs.items()}, neighbors, layers.double(), options)
+    with torch.autocast(where.device, dtype=torch.bfloat16):
+        got = apply(inputs, neighbors, layers.float(), options, where)
+    torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["not-finite query", "not-finite reference point"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_points_that_are_not_finite_reach_only_their_own_pairs(name, value, where: Where):
+    inputs, neighbors, layers, options = case("edge-convolution", "padded", device=where.device)
+    lists = [[row for _, row in pairs] for pairs in lists_of(neighbors)]
+    query = next(i for i, rows in enumerate(lists) if rows)
+    row = lists[query][0]
+    reached = [i == query if name.endswith("query") else row in rows for i, rows in enumerate(lists)]
+    with torch.no_grad():
+        if name.endswith("query"):
+            inputs["query_points"][query] = value
+        else:
+            inputs["reference_points"][row] = value
+    got = apply(inputs, neighbors, layers, options, where)
+    assert got.isnan().any(1).tolist() == reached
+    others = ~torch.tensor(reached, device=where.device)
+    neighbors.indices[~others] = -1  # then it has no pair
+    loss = apply(inputs, neighbors, layers, options, where)[others].sum()
+    of = named(inputs, layers)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, list(of.values())))
+
+
+@pytest.mark.parametrize("name", ["everything", "edge-convolution"])
+def test_far_from_the_origin_relative_positions_are_as_exact_as_the_points(name, where: Where):
+    inputs, neighbors, layers, options = case(name, dtype=torch.float32, device=where.device)
     with torch.no_grad():
         for name in ("query_points", "reference_points"):
             inputs[name] += 1000.0
@@ -263,6 +302,9 @@ class TestWrongArguments:
             ({"layers": nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))}, "one activation of gelu"),
             ({"layers": [(torch.rand(8, 8), torch.rand(8))] * 2, "activation": "gelo"}, "gelo"),
             ({"multiply_features": True}, "must have 5 outputs"),
+            ({"multiply_features": "mean"}, "a bool, 'only' or a tensor of factors"),
+            ({"multiply_features": torch.rand(30, 4)}, r"multiply_features must have shape \(31, 'out'\)"),
+            ({"multiply_features": torch.rand(31, 3)}, "each channel of multiply_features; got 4"),
             ({"reduce": "min"}, "reduce must be one of mean, sum, max"),
             ({"query_points": torch.rand(22, 3)}, "a list for each of 22 query points"),
             ({"features": torch.rand(9, 5), "reference_points": torch.rand(9, 3)}, "search these points"),

@@ -22,6 +22,7 @@ LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
 EDGES = {"PADDED": False, "HIDDEN": True, "OF_QUERIES": True, "WEIGHTED": True, "DISTANCE": True}
 EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "STEP": 8}
+FOLDED = {**EDGES, "DISTANCE": False}
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -34,6 +35,8 @@ KERNELS = {
     "gradients": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS}),
     "gradients-lists": (gradients.gradient_kernel, {**LISTED, **GRADIENTS}),
     "edges": (edge_mlp.sum_kernel, EDGES),
+    "edges-folded": (edge_mlp.sum_kernel, FOLDED),
+    "edge-gradients-folded": (edge_mlp.gradient_kernel, {**FOLDED, "FLAGS": 26}),
     "edge-gradients": (edge_mlp.gradient_kernel, {**EDGES, "FLAGS": 63}),
     "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }

@@ -21,9 +21,12 @@ from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 from pointproj.ops.specification.activations import ACTIVATIONS
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-# Queries of a tile, pairs of each that are processed together, and channels of a block, for an H100. All of
-# them determine the order of sums.
-LAUNCH = {"TILE": 2, "STEP": 8, "num_warps": 4}
+# Of each kernel: queries of a tile, and pairs of each that are processed together, for an H200. They
+# determine the order of sums, as the channels of a block do.
+LAUNCH = {
+    "sum_kernel": {"TILE": 8, "STEP": 4, "num_warps": 4},
+    "gradient_kernel": {"TILE": 8, "STEP": 4, "num_warps": 4},
+}
 MOST_BLOCK = 64
 IDENTITY = len(ACTIVATIONS)
 COPIES = tl.constexpr(64)  # of the layer's gradients: programs that add to the same one wait for each other
@@ -71,9 +74,11 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     }
     of_layer = layer.new_zeros(COPIES.value, OF_LAYER.value, channels)
     flags = [needs[name] for name in made] + [needs["weight_1"] or needs["bias_1"]]
+    if not inputs["with_distance"]:  # points and layer are in hidden and of_queries
+        flags[0] = flags[2] = flags[5] = False
     _launch(gradient_kernel, inputs, grads[0], *made.values(), of_layer, FLAGS=_packed(flags))
     columns = of_layer.sum(0)
-    places = torch.cat([columns[:dims], columns[3:4]]) if inputs["with_distance"] else columns[:dims]
+    places = torch.cat([columns[:dims], columns[3:4]])
     made |= {"weight_1": places.t(), "bias_1": columns[-1]}
     made |= {name: made[name][:, :dims] for name in ("reference_points", "query_points") if needs[name]}
 
@@ -114,11 +119,12 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
     """Launch a kernel over tiles of queries, and blocks of channels."""
     rows, splits, layer = inputs["rows"], inputs["row_splits"], inputs["weight_1"]
     channels, dims = layer.shape[0], inputs["query_points"].shape[1]
-    points = (pad(inputs[name], (0, 3 - dims)) for name in ("query_points", "reference_points"))
-    columns = [layer[:, :dims], layer.new_zeros(channels, 3 - dims), layer[:, dims:]]
-    if not inputs["with_distance"]:
-        columns.append(layer.new_zeros(channels, 1))
-    layer = torch.cat([*columns, inputs["bias_1"][:, None]], dim=1).t().contiguous()
+    points = [inputs["query_points"], inputs["reference_points"]]
+    if inputs["with_distance"]:
+        points = [pad(given, (0, 3 - dims)) for given in points]
+        columns = [layer[:, :dims], layer.new_zeros(channels, 3 - dims), layer[:, dims:]]
+        layer = torch.cat([*columns, inputs["bias_1"][:, None]], dim=1).t().contiguous()
+    options |= LAUNCH[kernel.__name__]
     queries = rows.shape[0] if splits is None else splits.shape[0] - 1
     network = _Network(
         rows, rows if splits is None else splits, *points, inputs["hidden"], inputs["of_queries"],
@@ -128,12 +134,12 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
     block = min(MOST_BLOCK, max(16, triton.next_power_of_2(channels)))
     names = list(ACTIVATIONS)
     launch(
-        kernel, (cdiv(queries, LAUNCH["TILE"]), cdiv(channels, block)), *network, *args,
+        kernel, (cdiv(queries, options["TILE"]), cdiv(channels, block)), *network, *args,
         PADDED=splits is None, HIDDEN=inputs["hidden"].numel() > 0,
         OF_QUERIES=inputs["of_queries"].numel() > 0,
         WEIGHTED=inputs["weights"].numel() > 0, DISTANCE=inputs["with_distance"],
         ACTIVATION=names.index(inputs["activation"]) if inputs["active_at_end"] else IDENTITY,
-        SLOPE=inputs["slope"], BLOCK=block, **options, **LAUNCH,
+        SLOPE=inputs["slope"], BLOCK=block, **options,
     )  # fmt: skip
 
 
@@ -188,23 +194,29 @@ def pairs_at(rows, begin, end, step, references, STEP: tl.constexpr):
 
 
 @triton.jit
-def places_of(reference_points, row, hit, px, py, pz, real: tl.constexpr):
-    """Reference minus query point, and the distance, 0 where there is no pair."""
-    x, y, z = load_points(reference_points, row, hit, 0.0)
-    x = tl.where(hit, x - px[:, None], 0.0).to(real)
-    y = tl.where(hit, y - py[:, None], 0.0).to(real)
-    z = tl.where(hit, z - pz[:, None], 0.0).to(real)
-    return x, y, z, rounded_root(x * x + y * y + z * z)
+def places_of(reference_points, row, hit, px, py, pz, real: tl.constexpr, DISTANCE: tl.constexpr):
+    """Reference minus query point, and the distance, 0 where there is no pair; zeros unless ``DISTANCE``."""
+    x = tl.zeros([row.shape[0], row.shape[1]], real)
+    y, z, distance = x, x, x
+    if DISTANCE:
+        x, y, z = load_points(reference_points, row, hit, 0.0)
+        x = tl.where(hit, x - px[:, None], 0.0).to(real)
+        y = tl.where(hit, y - py[:, None], 0.0).to(real)
+        z = tl.where(hit, z - pz[:, None], 0.0).to(real)
+        distance = rounded_root(x * x + y * y + z * z)
+    return x, y, z, distance
 
 
 @triton.jit
 def constants_of(
-    query, exists, channel, channels, of_queries, layer, real: tl.constexpr, OF_QUERIES: tl.constexpr
-):
+    query, exists, channel, channels, of_queries, layer, real: tl.constexpr, OF_QUERIES: tl.constexpr,
+    DISTANCE: tl.constexpr,
+):  # fmt: skip
     """What all pairs of a query add: (TILE, BLOCK)."""
     inside = channel < channels
-    bias = tl.load(layer + 4 * channels + channel, mask=inside, other=0.0)
-    constant = tl.zeros([query.shape[0], channel.shape[0]], real) + bias[None, :]
+    constant = tl.zeros([query.shape[0], channel.shape[0]], real)
+    if DISTANCE:
+        constant += tl.load(layer + 4 * channels + channel, mask=inside, other=0.0)[None, :]
     if OF_QUERIES:
         at = query[:, None] * channels + channel[None, :]
         there = exists[:, None] & inside[None, :]
@@ -219,11 +231,12 @@ def first_layer(
 ):  # fmt: skip
     """Results of the first layer: (TILE, STEP, BLOCK)."""
     inside = channel < channels
-    wx = tl.load(layer + channel, mask=inside, other=0.0)
-    wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
-    wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
-    values = constant[:, None, :] + x[:, :, None] * wx + y[:, :, None] * wy + z[:, :, None] * wz
+    values = constant[:, None, :] + tl.zeros([row.shape[0], row.shape[1], channel.shape[0]], constant.dtype)
     if DISTANCE:
+        wx = tl.load(layer + channel, mask=inside, other=0.0)
+        wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
+        wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
+        values += x[:, :, None] * wx + y[:, :, None] * wy + z[:, :, None] * wz
         values += distance[:, :, None] * tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
     if HIDDEN:
         more = tl.load(hidden + row[:, :, None] * channels + channel, mask=there, other=0.0)
@@ -244,13 +257,15 @@ def sum_kernel(
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     exists = query < queries
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES)
+    px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
+    if DISTANCE:
+        px, py, pz = load_points(query_points, query, exists, 0.0)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, DISTANCE)
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
     total = tl.zeros([TILE, BLOCK], real)
     for step in range(0, tl.max(end - begin), STEP):
         at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
-        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, DISTANCE)
         there = hit[:, :, None] & (channel < channels)[None, None, :]
         values = first_layer(
             hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
@@ -278,8 +293,10 @@ def gradient_kernel(
     exists = query < queries
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
-    px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES)
+    px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
+    if DISTANCE:
+        px, py, pz = load_points(query_points, query, exists, 0.0)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, DISTANCE)
     out = query[:, None] * channels + channel[None, :]
     upstream = tl.load(grad + out, mask=exists[:, None] & inside[None, :], other=0.0)
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
@@ -288,7 +305,7 @@ def gradient_kernel(
     qx, qy, qz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     for step in range(0, tl.max(end - begin), STEP):
         at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
-        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, DISTANCE)
         there = hit[:, :, None] & inside[None, None, :]
         values = first_layer(
             hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
@@ -308,18 +325,16 @@ def gradient_kernel(
             dx += tl.sum(d_values * x[:, :, None], 1)
             dy += tl.sum(d_values * y[:, :, None], 1)
             dz += tl.sum(d_values * z[:, :, None], 1)
-            if DISTANCE:
-                dd += tl.sum(d_values * distance[:, :, None], 1)
+            dd += tl.sum(d_values * distance[:, :, None], 1)
         if FLAGS & 5:
             rx = tl.sum(d_values * tl.load(layer + channel, mask=inside, other=0.0), 2)
             ry = tl.sum(d_values * tl.load(layer + channels + channel, mask=inside, other=0.0), 2)
             rz = tl.sum(d_values * tl.load(layer + 2 * channels + channel, mask=inside, other=0.0), 2)
-            if DISTANCE:
-                wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
-                along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
-                rx += along * x
-                ry += along * y
-                rz += along * z
+            wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
+            along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
+            rx += along * x
+            ry += along * y
+            rz += along * z
             if FLAGS & 1:
                 target = d_reference + 3 * row
                 tl.atomic_add(target, rx, mask=hit, sem="relaxed")
