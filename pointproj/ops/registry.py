@@ -205,12 +205,12 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q channels"]:
         """Sums of ``v_ij = weight_ij factor_j MLP(...)`` over each query's pairs, or the largest.
 
-        It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i``, and ``with_distance``
-        adds ``weight_1 [r_ij, |r_ij|] + bias_1``, with ``r_ij`` reference minus query point. Without it, these
-        are in hidden and of_queries, points are (N, 0) and (Q, 0), weight_1 (channels_1, 0). The others
-        follow, each after the activation, which ``active_at_end`` follows the last too. Layers and weights
-        have the dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors without
-        elements stand for what is not given.
+        It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i``; ``with_distance``, it
+        adds ``weight_1 [r_ij, |r_ij|] + bias_1``, ``r_ij`` being reference minus query point. Without, these
+        are in hidden and of_queries, points are (N, 0) and (Q, 0), and weight_1 is (channels_1, 0). The other
+        layers follow, each after the activation, which ``active_at_end`` follows the last too. Layers and
+        weights have the dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors
+        without elements stand for what is not given.
 
         The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
         Differentiable twice in all tensors but the rows. Of equally large values the first is chosen.
