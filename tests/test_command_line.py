@@ -1,6 +1,8 @@
 """Every program takes KEY=VALUE and --KEY VALUE."""
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -45,3 +47,27 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"pointproj {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["a.step"], "a.step is of the kind .step: expected .off"),
+        (["run/best.pt", "a.ply", "B.STEP"], "B.STEP is of the kind .STEP"),
+        (["best.pt"], "no FILE to reconstruct after the checkpoint best.pt"),
+        (["--help"], ""),
+    ],
+)
+def test_predict_checks_its_files_before_anything_heavy_is_imported(given, words):
+    code = """
+import sys
+from pointproj.__main__ import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(sorted({"torch", "trimesh", "warp", "matplotlib"} & {*sys.modules}))"""
+    command = [sys.executable, "-c", code, "predict", *given]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == (0 if given == ["--help"] else 2)
+    assert words in ended.stderr
+    assert ended.stdout.endswith("[]\n")

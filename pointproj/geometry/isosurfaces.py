@@ -9,17 +9,11 @@ from jaxtyping import Bool, Float
 from scipy.spatial import cKDTree
 from warp.geometry import IsoSurfaceMarchingCubes
 
-from pointproj.geometry.grids import Field, dense_values, evaluate, values_near
+from pointproj.geometry.grids import DEFAULT_SIDE, Field, dense_values, evaluate, values_near
 from pointproj.geometry.meshes import Mesh, MeshError
 from pointproj.geometry.warp_meshes import on_device
 
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]
-
-DEFAULT_SIDE, GPU_SIDE = 64, 160
-"""Points a side of the grid that surfaces are extracted from, on a CPU and on a GPU.
-
-With 128 points, a thin board can lie between two nodes and be lost. With 160 points, that happened to none of
-the shapes of ModelNet10 that were checked."""
 
 MOST_CHOSEN = 160  # points a side, by :func:`side_for`: a user may name more
 CELLS_A_SPACING = 2  # of the grid: solids may be as thin as the distance between samples

@@ -34,15 +34,9 @@ from pointproj.geometry.metrics import Measured, measure, truth_of
 from pointproj.geometry.sampling import SurfaceSampler
 from pointproj.geometry.watertight import require_alpha_wrap, watertight_truth
 from pointproj.geometry.well_posed import label_agreement
+from pointproj.inference.arguments import PACKAGED, add_arguments, whole
 from pointproj.inference.evaluate_fields import evaluate_fields
-from pointproj.inference.trained_model import (
-    PACKAGED,
-    TrainedModel,
-    add_arguments,
-    load_trained,
-    target_of,
-    whole,
-)
+from pointproj.inference.trained_model import TrainedModel, load_trained, target_of
 from pointproj.runtime.helpers import HelperProcesses
 from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.evaluation_page import summary_table, write_csv, write_page, write_summary

@@ -1,7 +1,6 @@
 """A trained model from a checkpoint, as a field that can be evaluated for any cloud."""
 
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 from pointproj.config import TARGETS, Config, from_saved
 from pointproj.data.errors import DataError
 from pointproj.data.fields.statistics import FieldStatistics
-from pointproj.geometry.grids import Field
-from pointproj.geometry.isosurfaces import DEFAULT_SIDE, GPU_SIDE
+from pointproj.geometry.grids import DEFAULT_SIDE, GPU_SIDE, Field
 from pointproj.geometry.warp_meshes import usable_device
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device
@@ -25,10 +23,6 @@ from pointproj.training.networks import build_model, features_of
 
 SOLID_TARGETS = tuple(name for name, target in TARGETS.items() if target.inside_sign is not None)
 CPU_POINTS = 2048  # evaluated at once, so that the network's activations fit into a core's cache
-MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
-
-PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
-"""Weights for users without a trained network; ``README.md`` in their folder tells data and licence."""
 
 
 @dataclass(frozen=True)
@@ -190,23 +184,3 @@ def _other_version(path: Path, error: Exception) -> str:
         f"{path} does not fit this version of the program ({type(error).__name__}: {error}): "
         "take a checkpoint that this version wrote"
     )
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments that all command lines with a trained model share."""
-    help_side = "grid points a side that the surface is extracted from; by default"
-    help_side += f" {GPU_SIDE} on a GPU, else {DEFAULT_SIDE}"
-    parser.add_argument("--side", type=whole(2, MOST_SIDE), help=help_side)
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-
-
-def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return the argparse type of a whole number within these bounds."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
-            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise ArgumentTypeError(f"expected a whole number {bounds}, got {text!r}")
-        return int(text)
-
-    return read

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import trimesh
 
-from pointproj.geometry.isosurfaces import DEFAULT_SIDE, extract_surface, reconstruct, side_for
+from pointproj.geometry.grids import DEFAULT_SIDE
+from pointproj.geometry.isosurfaces import extract_surface, reconstruct, side_for
 from pointproj.geometry.meshes import MeshError, piece_volumes
 
 CENTRE, RADIUS = np.array([0.1, 0.0, -0.05]), 0.55

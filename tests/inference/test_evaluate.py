@@ -19,8 +19,9 @@ from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.geometry.metrics import truth_of
 from pointproj.inference import evaluate
+from pointproj.inference.arguments import PACKAGED
 from pointproj.inference.evaluate import _chosen_samplings
-from pointproj.inference.trained_model import PACKAGED, load_trained
+from pointproj.inference.trained_model import load_trained
 from pointproj.training import checkpoint
 from pointproj.training.networks import build_model
 from tests.configs import config_of
