@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import Draw, ShapeDataset
 from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
+from pointproj.runtime.failures import SharedMemoryFull
 
 
 def batches(
@@ -84,7 +85,7 @@ def batches(
             dataset,
             batch_sampler=chunks,
             num_workers=workers,
-            collate_fn=collate,
+            collate_fn=collate_shared,
             generator=torch.Generator(),  # else starting workers would advance torch's global random state
         )
     for batch, (chunk, share) in zip(stacked, behind, strict=True):
@@ -124,3 +125,19 @@ def collate(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         else [sample[key] for sample in samples]
         for key in samples[0]
     }
+
+
+def collate_shared(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack samples in a worker, into shared memory; raise SharedMemoryFull if it has no room.
+
+    Without this, torch moves a batch in a thread of the worker, whose errors nobody gets: the run would wait
+    for the batch for ever.
+    """
+    batch = collate(samples)
+    try:
+        for value in batch.values():
+            if isinstance(value, Tensor):
+                value.share_memory_()
+    except RuntimeError as error:
+        raise SharedMemoryFull(str(error)) from error
+    return batch

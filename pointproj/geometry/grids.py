@@ -15,12 +15,6 @@ from scipy.spatial import cKDTree
 
 Field = Callable[[Float[np.ndarray, "Q 3"]], Float[np.ndarray, " Q"]]
 
-DEFAULT_SIDE, GPU_SIDE = 64, 160
-"""Points a side of the grid that surfaces are extracted from, on a CPU and on a GPU.
-
-With 128 points, a thin board can lie between two nodes and be lost. With 160 points, that happened to none of
-the shapes of ModelNet10 that were checked."""
-
 CHUNK = 1 << 16
 """Points evaluated at once, so that memory for more than the result does not grow with the grid."""
 

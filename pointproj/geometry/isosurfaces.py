@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from scipy.spatial import cKDTree
 from warp.geometry import IsoSurfaceMarchingCubes
 
-from pointproj.geometry.grids import DEFAULT_SIDE, Field, dense_values, evaluate, values_near
-from pointproj.geometry.meshes import Mesh, MeshError
+from pointproj.geometry.grids import Field, dense_values, evaluate, values_near
+from pointproj.geometry.meshes import DEFAULT_SIDE, Mesh, MeshError
 from pointproj.geometry.warp_meshes import on_device
 
 Inside = Callable[[Float[np.ndarray, "Q 3"]], Bool[np.ndarray, " Q"]]

@@ -9,6 +9,12 @@ from jaxtyping import Float, Int
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+DEFAULT_SIDE, GPU_SIDE = 64, 160
+"""Points a side of the grid that surfaces are extracted from, on a CPU and on a GPU.
+
+With 128 points, a thin board can lie between two nodes and be lost. With 160 points, that happened to none of
+the shapes of ModelNet10 that were checked."""
+
 LONGEST_SIDE = 1.8
 """Longest side of a normalised mesh: the query cube [-1, 1]^3 keeps a margin of 0.1 around every shape."""
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
-from pointproj.geometry.grids import DEFAULT_SIDE, GPU_SIDE
+from pointproj.geometry.meshes import DEFAULT_SIDE, GPU_SIDE
 
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 

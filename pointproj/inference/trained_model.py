@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from pointproj.config import TARGETS, Config, from_saved
 from pointproj.data.errors import DataError
 from pointproj.data.fields.statistics import FieldStatistics
-from pointproj.geometry.grids import DEFAULT_SIDE, GPU_SIDE, Field
+from pointproj.geometry.grids import Field
+from pointproj.geometry.meshes import DEFAULT_SIDE, GPU_SIDE
 from pointproj.geometry.warp_meshes import usable_device
 from pointproj.ops.registry import resolve
 from pointproj.runtime.devices import choose_device

@@ -5,8 +5,10 @@ it late or not at all. So a process that fails writes its error to a file in the
 look for such files while they work.
 """
 
+import errno
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from pointproj.runtime.run_folder import RunError, replace_text, resume_argument
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 0.5  # seconds
+SHARED_MEMORY, LEAST_SHARED = "/dev/shm", 1 << 16  # bytes free, where locks and queues can be made
 EXIT_TIMEOUT = 5.0  # seconds for a process to end by itself after another has failed
 
 
@@ -30,6 +33,10 @@ class WorkerDied(RuntimeError):  # noqa: N818 - says what happened
     """A worker of the data loader has died; the message says how to go on."""
 
 
+class SharedMemoryFull(RuntimeError):  # noqa: N818 - says what happened
+    """A worker of the data loader got no shared memory for its batch."""
+
+
 @contextmanager
 def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """Raise :class:`WorkerDied` if one of the ``workers`` of the data loader dies in the block.
@@ -39,15 +46,32 @@ def explained_dead_worker(workers: int, last: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        reason = str(error) if isinstance(error, RuntimeError) else _reported_by_signal()
-        if not (workers and reason.startswith("DataLoader worker")):
+    except (RuntimeError, OSError, EOFError) as error:
+        reason = _reported_by_signal() if isinstance(error, ConnectionError | EOFError) else str(error)
+        full = isinstance(error, SharedMemoryFull) or "Bus error" in reason or _no_locks(error)
+        if not (workers and (full or reason.startswith("DataLoader worker"))):
             raise
         onwards = f"continue with {resume_argument(last)} and" if last.exists() else "start again with"
+        if full:
+            raise WorkerDied(
+                f"shared memory ({SHARED_MEMORY}) is full, which the processes that sample batches pass "
+                f"them through: {onwards} more of it (docker run --ipc=host, or --shm-size=8g), or a lower "
+                f"data.workers (now {workers}; 0 needs none)"
+            ) from error
         raise WorkerDied(
             f"a process that samples batches has died ({reason}), often since memory ran out: {onwards} a "
             f"lower data.workers (now {workers}; 0 samples in the run's own process)"
         ) from error
+
+
+def _no_locks(error: Exception) -> bool:
+    """Return whether queues and locks between processes, which have no file name, could not be made."""
+    return (
+        isinstance(error, OSError)
+        and error.errno == errno.ENOSPC
+        and error.filename is None
+        and not (os.path.isdir(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free >= LEAST_SHARED)
+    )
 
 
 def _reported_by_signal() -> str:

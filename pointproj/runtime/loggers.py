@@ -2,13 +2,23 @@
 
 import dataclasses
 import importlib.util
+import logging
 import os
+import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
 from pointproj.config import Config, flat
+from pointproj.runtime.errors import first_line
+
+log = logging.getLogger(__name__)
 
 PACKAGES = {"tensorboard": ("tensorboard",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+
+RETRY_INTERVAL = 30.0  # seconds between attempts to reach a server that is away
+WAITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+"""How long MLflow itself waits, in seconds, unless the environment says otherwise: its default is minutes."""
 
 
 class LoggerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavailable
@@ -32,7 +42,8 @@ def open_logger(config: Config, folder: Path) -> MetricLogger:
     """Open the logger of a config; it records the whole config as the run's parameters.
 
     Its files are written to ``folder``, the run's folder, unless the environment variable
-    ``MLFLOW_TRACKING_URI`` names another place for MLflow. Raises LoggerUnavailable if a package is missing.
+    ``MLFLOW_TRACKING_URI`` names another place for MLflow. Raises LoggerUnavailable if a package is missing,
+    or MLflow's server does not answer.
     """
     name = config.logger.name
     if name == "none":
@@ -69,29 +80,70 @@ class TensorBoardLogger(MetricLogger):
 
 
 class MLflowLogger(MetricLogger):
-    """One MLflow run in the experiment ``pointproj``."""
+    """One MLflow run in the experiment ``pointproj``.
+
+    If its server goes away, values are kept and sent again later, and a warning says so: training goes on.
+    """
 
     def __init__(self, config: Config, folder: Path) -> None:
+        for name, least in WAITS.items():
+            os.environ.setdefault(name, least)
         from mlflow import MlflowClient
 
         folder = folder.resolve()
         uri, artifacts = os.environ.get("MLFLOW_TRACKING_URI"), None  # a server decides where files are
         if not uri:
             uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlflow").as_uri()
-        self._client = MlflowClient(tracking_uri=uri)
-        experiment = self._client.get_experiment_by_name("pointproj")
-        create = self._client.create_experiment
-        identity = experiment.experiment_id if experiment else create("pointproj", artifacts)
-        self._run = self._client.create_run(identity, run_name=folder.name).info.run_id
-        for key, value in flat(dataclasses.asdict(config)).items():
-            self._client.log_param(self._run, key, value)
+        self._uri, self._unsent, self._next_try, self._is_away = uri, deque(), 0.0, False
+        try:
+            self._client = MlflowClient(tracking_uri=uri)
+            experiment = self._client.get_experiment_by_name("pointproj")
+            create = self._client.create_experiment
+            identity = experiment.experiment_id if experiment else create("pointproj", artifacts)
+            self._run = self._client.create_run(identity, run_name=folder.name).info.run_id
+            for key, value in flat(dataclasses.asdict(config)).items():
+                self._client.log_param(self._run, key, value)
+        except Exception as error:
+            raise LoggerUnavailable(
+                f"MLflow at {uri} does not work ({first_line(error)}): start its server, correct "
+                "MLFLOW_TRACKING_URI, or write logger=none"
+            ) from error
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
         for name, value in values.items():
-            self._client.log_metric(self._run, name, value, step=step)
+            self._unsent.append((self._client.log_metric, (self._run, name, value, now, step)))
+        self._send()
 
     def picture(self, path: Path, step: int) -> None:
-        self._client.log_artifact(self._run, str(path), "pictures")
+        self._unsent.append((self._client.log_artifact, (self._run, str(path), "pictures")))
+        self._send()
 
     def close(self, *, failed: bool = False) -> None:
-        self._client.set_terminated(self._run, status="FAILED" if failed else "FINISHED")
+        status = "FAILED" if failed else "FINISHED"
+        self._unsent.append((self._client.set_terminated, (self._run, status)))
+        self._next_try = 0.0
+        self._send()
+        if self._unsent:
+            words = "MLflow at %s lacks %d values and files of this run; the run's folder has them all"
+            log.warning(words, self._uri, len(self._unsent))
+
+    def _send(self) -> None:
+        """Send what is left, in order; after an error, not again before a while has passed."""
+        if time.monotonic() < self._next_try:
+            return
+        try:
+            while self._unsent:
+                send, arguments = self._unsent[0]
+                send(*arguments)
+                self._unsent.popleft()
+        except Exception as error:  # of any kind: the server, the network or its disk
+            self._next_try = time.monotonic() + RETRY_INTERVAL
+            if not self._is_away:
+                words = "MLflow at %s is away (%s); the run's folder has all values, sending is tried again"
+                log.warning(words, self._uri, first_line(error))
+            self._is_away = True
+        else:
+            if self._is_away:
+                log.info("MLflow at %s is there again", self._uri)
+            self._is_away = False

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import trimesh
 
-from pointproj.geometry.grids import DEFAULT_SIDE
 from pointproj.geometry.isosurfaces import extract_surface, reconstruct, side_for
-from pointproj.geometry.meshes import MeshError, piece_volumes
+from pointproj.geometry.meshes import DEFAULT_SIDE, MeshError, piece_volumes
 
 CENTRE, RADIUS = np.array([0.1, 0.0, -0.05]), 0.55
 

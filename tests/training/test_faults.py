@@ -1,8 +1,10 @@
 """Faults: processes killed, stopped and failing, memory and workers that are gone; nothing is lost."""
 
 import dataclasses
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -184,6 +186,33 @@ def test_a_helper_that_dies_ends_the_run_with_the_way_on(config, tmp_path, data)
     config.data.workers, config.resume = 0, str(first.path)
     train(config, second)
     assert {**losses(first), **losses(second)} == losses(whole)
+
+
+class Oversized(Deadly):
+    """Points of a sphere, until the helper may make no larger file in memory, as where /dev/shm is full."""
+
+    def draw(self, count, generator):
+        if torch.utils.data.get_worker_info() is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+        return self.sphere.draw(count, generator)
+
+
+def test_full_shared_memory_ends_the_run_and_says_what_to_do(config, tmp_path, data):
+    data.train.shapes[2] = dataclasses.replace(
+        data.train.shapes[2], source=Oversized(data.train.shapes[2].source, draws=0)
+    )
+    config.data.workers = 1
+    words = r"shared memory \(/dev/shm\) is full.*--shm-size=8g.*data\.workers \(now 1; 0 needs none"
+    with pytest.raises(WorkerDied, match=words):
+        train(config, RunFolder(tmp_path))
+
+
+def test_locks_that_find_no_shared_memory_are_told_from_a_full_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(failures, "SHARED_MEMORY", str(tmp_path / "none"))
+    with pytest.raises(WorkerDied, match="is full"), failures.explained_dead_worker(2, tmp_path / "last.pt"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(OSError, match=r"some\.csv"), failures.explained_dead_worker(2, tmp_path / "last.pt"):
+        raise OSError(errno.ENOSPC, "No space left on device", "some.csv")
 
 
 def fails_in_one(rank: int, port: int, how: str, folder: Path) -> None:
