@@ -6,6 +6,19 @@
 #
 # tools/image_steps.py runs these steps without Docker.
 
+# The library of native, from these sources: CUDA 12.4, whose code runs beside a torch for CUDA 12 or 13.
+FROM nvidia/cuda:12.4.1-devel-ubuntu22.04 AS wheel
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ python3.11 python3.11-venv \
+    && rm -rf /var/lib/apt/lists/*
+RUN python3.11 -m venv /opt/build
+ENV PATH=/opt/build/bin:$PATH
+WORKDIR /app
+COPY constraints-cuda12.txt ./
+RUN pip install --no-cache-dir -c constraints-cuda12.txt torch "setuptools>=77" build
+COPY . ./
+RUN python -m build --no-isolation --wheel && python -m zipfile -e dist/*.whl dist/wheel
+
 FROM ubuntu:24.04
 # torch brings the CUDA libraries; torch.compile needs a compiler and Python's headers.
 RUN apt-get update \
@@ -21,10 +34,7 @@ COPY constraints.txt constraints-cuda12.txt ./
 RUN pip install --no-cache-dir -c ${CONSTRAINTS} torch torchvision
 COPY . ./
 RUN pip install --no-cache-dir -c ${CONSTRAINTS} -e ".[${EXTRAS}]"
-# The library of native, from a wheel of the same sources in dist/.
-RUN if [ -d dist ]; then python -m zipfile -e dist/*.whl dist/wheel \
-    && cp -r dist/wheel/pointproj/ops/backends/native/built pointproj/ops/backends/native/ \
-    && rm -r dist; fi
+COPY --from=wheel /app/dist/wheel/pointproj/ops/backends/native/built pointproj/ops/backends/native/built
 # Whoever runs it (--user) may write here.
 RUN install --directory --mode=1777 /app/data /app/outputs /cache
 ARG COMMIT=unknown

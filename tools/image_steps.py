@@ -1,14 +1,16 @@
 """Read the Dockerfile and run its steps, in order, in an empty folder instead of an image.
 
-    python -m tools.image_steps FOLDER [ARGUMENT=VALUE ...] [--base=/usr/bin/python3.12]
+    python -m tools.image_steps FOLDER [ARGUMENT=VALUE ...] [--base=/usr/bin/python3.12] [--skip=STAGE]
 
-FOLDER is the root: the image's folders (``/app``, ``/opt``, ``/cache``) lie in it.
-Packages of the distribution are not installed; where apt can tell, it is asked whether they exist.
+FOLDER is the root: the image's folders (``/app``, ``/opt``, ``/cache``) lie in it, and those of an earlier
+stage in ``stages/STAGE``. A stage that is skipped is not run, and nothing is copied from it.
+Packages of the distribution are not installed; on that distribution, apt is asked whether they exist.
 Needs nothing but Python: it runs before anything is installed.
 """
 
 import fnmatch
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -20,6 +22,7 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 OWN_FOLDERS = re.compile(r"(?<![\w./-])/(?=(?:app|opt|cache)\b)")  # of the image, as they stand in commands
+PYTHONS = ("python3", "python3.11")  # names in the Dockerfile for the Python given
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -35,9 +38,25 @@ class Instruction:
         return [word for word in shlex.split(self.text) if not word.startswith("--")]
 
 
-def read(path: Path = PROJECT / "Dockerfile") -> list[Instruction]:
-    """The instructions of its one stage."""
-    return list(_instructions(path.read_text(encoding="utf-8")))
+@dataclass
+class Stage:
+    """What follows one FROM."""
+
+    base: str  # the image that it begins with
+    name: str  # empty for the last, which nothing is copied from
+    instructions: list[Instruction]
+
+
+def read(path: Path = PROJECT / "Dockerfile") -> list[Stage]:
+    """The stages of a Dockerfile; the last one is the image."""
+    stages: list[Stage] = []
+    for instruction in _instructions(path.read_text(encoding="utf-8")):
+        if instruction.name == "FROM":
+            base, *named = instruction.words()
+            stages.append(Stage(base, named[1] if named else "", []))
+        else:
+            stages[-1].instructions.append(instruction)
+    return stages
 
 
 def filled(text: str, values: dict[str, str]) -> str:
@@ -81,24 +100,41 @@ def is_ignored(file: Path, patterns: list[str]) -> bool:
     return answer
 
 
+def build(
+    root: Path, arguments: dict[str, str], python: str, skipped: str = "", file: Path = PROJECT / "Dockerfile"
+) -> "Image":
+    """Run the steps of all stages but the skipped one, and return the image of the last."""
+    made: dict[str, Image | None] = {}
+    for stage in read(file):
+        folder = root / "stages" / stage.name if stage.name else root
+        made[stage.name] = None if stage.name and stage.name == skipped else Image(folder, arguments, python)
+        if image := made[stage.name]:
+            image.build(stage, made)
+    return made[""]
+
+
 class Image:
-    """A folder that the steps are run in."""
+    """A folder that the steps of a stage are run in."""
 
     def __init__(self, root: Path, arguments: dict[str, str], python: str) -> None:
         self.root = root.resolve()
         self.arguments = arguments
         self.environment = {"PATH": "$PATH"}
         self.folder = self.root
-        shim = self.root / "bin" / "python3"  # not a link: Python would look for its library beside it
-        shim.parent.mkdir(parents=True)
-        shim.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
-        shim.chmod(0o755)
-        self.path = f"{shim.parent}:{os.environ['PATH']}"
+        programs = self.root / "bin"
+        programs.mkdir(parents=True)
+        for name in PYTHONS:
+            shim = programs / name  # not a link: Python would look for its library beside it
+            shim.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} "$@"\n', encoding="utf-8")
+            shim.chmod(0o755)
+        self.path = f"{programs}:{os.environ['PATH']}"
         self.health: list[str] = []
+        self.base, self.stages = "", {}
 
-    def build(self) -> None:
-        """Run all steps."""
-        for instruction in read():
+    def build(self, stage: Stage, stages: "dict[str, Image | None]") -> None:
+        """Run all steps; ``stages`` are those before, which files are copied from."""
+        self.base, self.stages = stage.base, stages
+        for instruction in stage.instructions:
             self._take(instruction)
 
     def run(self, command: str) -> None:
@@ -131,6 +167,14 @@ class Image:
 
     def _copy(self, instruction: Instruction) -> None:
         *sources, target = instruction.words()
+        if other := re.match(r"--from=(\S+)", instruction.text):
+            if stage := self.stages[other[1]]:
+                for source in map(Path, map(stage._inside, sources)):
+                    into = self.folder / target
+                    into.parent.mkdir(parents=True, exist_ok=True)
+                    copy = shutil.copytree if source.is_dir() else shutil.copy2
+                    copy(source, into)
+            return
         for file in copied(sources, ignore_patterns()):
             into = self.folder / target / file
             into.parent.mkdir(parents=True, exist_ok=True)
@@ -141,7 +185,8 @@ class Image:
             self.run(command)
             return
         packages = re.search(r"apt-get install ((?:-\S+ )*)([^&]+)", command)[2].split()
-        known = shutil.which("apt-cache") and any(Path("/var/lib/apt/lists").glob("*Packages*"))
+        known = self.base.replace(":", "").endswith(_distribution())
+        known = known and shutil.which("apt-cache") and any(Path("/var/lib/apt/lists").glob("*Packages*"))
         if not known:
             print(f"-- not installed here, nor looked up: {' '.join(packages)}")
             return
@@ -160,6 +205,12 @@ def _instructions(text: str) -> Iterator[Instruction]:
         yield Instruction(name.upper(), rest.strip())
 
 
+def _distribution() -> str:
+    """The distribution here, as images name it: ``ubuntu24.04``."""
+    facts = platform.freedesktop_os_release()
+    return f"{facts['ID']}{facts.get('VERSION_ID', '')}"
+
+
 def _declared(instruction: Instruction, given: dict[str, str], known: dict[str, str]) -> dict[str, str]:
     """What an ARG sets: the value given, or its default."""
     name, equals, default = instruction.text.partition("=")
@@ -173,8 +224,7 @@ def main(arguments: list[str]) -> None:
     folder, *rest = arguments
     given = dict(argument.partition("=")[::2] for argument in rest)
     python = given.pop("--base", sys.executable)
-    image = Image(Path(folder), given, python)
-    image.build()
+    image = build(Path(folder), given, python, given.pop("--skip", ""))
     image.run(shlex.join(image.health))
     image.run("python train.py --cfg job backend=warp compile=true > /dev/null")
 

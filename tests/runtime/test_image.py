@@ -11,15 +11,15 @@ import pytest
 
 from pointproj.__main__ import LIBRARY
 from pointproj.ops.backends.native.build import IN_THE_WHEEL
-from tools.image_steps import PROJECT, copied, filled, ignore_patterns, is_ignored, read
+from tools.image_steps import PROJECT, PYTHONS, build, copied, filled, ignore_patterns, is_ignored, read
 
 EXTRAS = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 HADOLINT = shutil.which("hadolint") or shutil.which("hadolint", path=str(Path(sys.executable).parent))
 
 
-def of(name: str) -> list[str]:
-    """Texts of the instructions of one kind."""
-    return [i.text for i in read() if i.name == name]
+def of(name: str, stage: int = -1) -> list[str]:
+    """Texts of the instructions of one kind, of the image or an earlier stage."""
+    return [i.text for i in read()[stage].instructions if i.name == name]
 
 
 def test_variables_are_filled_in():
@@ -39,14 +39,39 @@ def test_extras_of_each_cuda(cuda: str):
 
 def test_cuda_12_is_the_default_and_nothing_but_pypi_is_needed():
     assert {"CUDA=12", "CONSTRAINTS=constraints-cuda12.txt"} <= set(of("ARG"))
-    assert of("FROM") == ["ubuntu:24.04"]
-    assert "http" not in " ".join([*of("RUN"), *of("ENV")])
+    assert [stage.base for stage in read()] == ["nvidia/cuda:12.4.1-devel-ubuntu22.04", "ubuntu:24.04"]
+    assert "http" not in " ".join(of("RUN") + of("ENV") + of("RUN", 0) + of("ENV", 0))
 
 
-def test_native_comes_from_a_wheel():
-    (step,) = [text for text in of("RUN") if "zipfile" in text]
+def test_native_comes_from_a_wheel_of_the_same_sources():
+    assert "COPY . ./" in [f"COPY {text}" for text in of("COPY", 0)]
+    made = of("RUN", 0)[-1]
+    assert made == "python -m build --no-isolation --wheel && python -m zipfile -e dist/*.whl dist/wheel"
     packed = IN_THE_WHEEL.relative_to(PROJECT)
-    assert f"dist/wheel/{packed} {packed.parent}/ " in step
+    assert of("COPY")[-1] == f"--from=wheel /app/dist/wheel/{packed} {packed}"
+    steps = " ".join(of("RUN") + of("RUN", 0))
+    assert {*re.findall(r"python3[.\d]*(?= -m)", steps)} == {*PYTHONS}
+
+
+STAGES = """
+FROM some/toolkit:1 AS first
+ARG NAME=a
+WORKDIR /app
+RUN mkdir -p made/deep && echo $NAME > made/deep/file
+FROM other:1
+WORKDIR /app
+RUN test ! -e made
+COPY --from=first /app/made kept
+RUN echo "[$NAME]" > name
+"""
+
+
+@pytest.mark.parametrize("skipped", ["", "first"])
+def test_stages_have_their_own_folders_and_arguments(tmp_path: Path, skipped: str):
+    (tmp_path / "Dockerfile").write_text(STAGES)
+    image = build(tmp_path / "image", {"NAME": "b"}, sys.executable, skipped, tmp_path / "Dockerfile")
+    found = {file.name: file.read_text() for file in (image.root / "app").rglob("*") if file.is_file()}
+    assert found == {"name": "[]\n"} | ({} if skipped else {"file": "b\n"})
 
 
 def test_what_is_copied_is_what_runs():
