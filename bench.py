@@ -16,7 +16,7 @@ from pointproj import command_line
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
 from pointproj.config import ConfigError
 from pointproj.runtime import distributed, overrides
-from pointproj.runtime.errors import exit_on_config_error, is_user_error
+from pointproj.runtime.errors import exit_on_config_error, exit_on_user_error, is_user_error
 
 register_schema()
 
@@ -37,7 +37,15 @@ def bench(composed: DictConfig) -> None:
 
 
 def main() -> None:
-    """Run, and exit with 130 after Ctrl-C: the rows measured until then are in the file."""
+    """Run, and exit with 130 after Ctrl-C: the rows measured until then are in the file.
+
+    With ``base=REV`` that commit is measured too, and the two are compared.
+    """
+    if any(argument.startswith(("base=", "--base")) for argument in sys.argv[1:]):
+        from pointproj.benchmark import compare
+
+        with exit_on_user_error():
+            sys.exit(compare.main(sys.argv[1:]))
     sys.argv[1:] = command_line.overrides(sys.argv[1:], vars(BenchConfig()))
     try:
         overrides.check_arguments(sys.argv[1:], None, BenchConfig(), "bench.py")

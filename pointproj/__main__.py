@@ -39,7 +39,7 @@ APPLICATION = {
     ),
     "benchmark-table": Command("make Markdown tables of benchmark results", "benchmark.table"),
     "benchmark-plots": Command("draw plots of benchmark results", "benchmark.plots"),
-    "benchmark-compare": Command("compare two files of benchmark results", "benchmark.compare"),
+    "benchmark-compare": Command("compare two files of results, or two commits", "benchmark.compare"),
     "benchmark-tutorial": Command(
         "measure the table of the tutorial, with one process for each line", "benchmark.tutorial"
     ),

@@ -1,6 +1,7 @@
-"""Compare two result files, such as those of two commits on one machine, row by row.
+"""Compare two result files, or two commits that are measured one after the other here, row by row.
 
 python -m pointproj benchmark-compare BEFORE.csv AFTER.csv
+python -m pointproj benchmark-compare --base REV workloads=[w1] device=cpu
 """
 
 import argparse
@@ -10,6 +11,7 @@ from statistics import geometric_mean
 
 from pointproj import command_line
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
+from pointproj.benchmark.revisions import measure
 from pointproj.benchmark.table import markdown
 
 ALLOWED = 1.03  # a row whose ratio is larger is marked as slower
@@ -61,16 +63,31 @@ def _name(row: Row) -> str:
     return f"{what}, {row.implementation}, {row.mode}, {row.execution}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the comparison of two files."""
+def is_slower(before: list[Row], after: list[Row]) -> bool:
+    """Return whether a row takes longer after than is allowed."""
+    old, new = ({row.measurement: row.p50_ms for row in select(rows, status=OK)} for rows in (before, after))
+    return any(new[key] / old[key] > ALLOWED for key in old.keys() & new.keys())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the comparison; return 1 if a row is slower by more than 3%, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m pointproj benchmark-compare",
-        description="Compare two result files of bench.py, row by row.",
+        usage="%(prog)s BEFORE.csv AFTER.csv\n       %(prog)s --base REV [KEY=VALUE ...]",
+        description="Compare two result files of bench.py row by row, or measure a commit and this tree and "
+        "compare those. The exit code is 1 if a row is slower by more than 3%%.",
     )
-    parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path)
-    files = command_line.parse(parser, arguments)
+    parser.add_argument("given", nargs="*", help="two files; with --base, arguments of bench.py")
+    parser.add_argument("--base", metavar="REV", help="commit to compare this tree with")
+    options = command_line.parse(parser, arguments)
+    if options.base is None and len(options.given) != 2:
+        parser.error(f"expected two files, or --base REV; got {' '.join(options.given) or 'nothing'}")
     try:
-        print(report(read_rows(files.before), read_rows(files.after)))
+        if options.base is None:
+            before, after = map(read_rows, map(Path, options.given))
+        else:
+            before, after = measure(options.base, options.given)
+        print(report(before, after))
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    return int(is_slower(before, after))

@@ -1,10 +1,11 @@
 """Two result files are compared row by row."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from pointproj.benchmark import compare
+from pointproj.benchmark import compare, revisions
 from pointproj.benchmark.results import FAILED, write_rows
 from tests.benchmark.rows import row
 
@@ -63,8 +64,31 @@ def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.Captur
     files = [str(tmp_path / name) for name in ("before.csv", "after.csv")]
     write_rows(files[0], BEFORE)
     write_rows(files[1], AFTER)
+    assert compare.main(files) == 1
+    assert compare.main(files[:1] * 2) == 0
+    capsys.readouterr()
     compare.main(files)
     assert capsys.readouterr().out == compare.report(BEFORE, AFTER) + "\n"
     with pytest.raises(SystemExit):
         compare.main([files[0], str(tmp_path / "absent.csv")])
     assert "absent.csv" in capsys.readouterr().err
+
+
+def test_a_commit_is_measured_in_a_worktree_and_compared(tmp_path: Path, monkeypatch, capsys):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    bench = "import shutil, sys; shutil.copy({!r}, sys.argv[-1].removeprefix('output='))"
+    subprocess.run([*git, "init", "-q"], check=True)
+    for name, rows in (("before", BEFORE), ("after", AFTER)):
+        write_rows(str(tmp_path / name), rows)
+        (tmp_path / "bench.py").write_text(bench.format(str(tmp_path / name)))
+        subprocess.run([*git, "add", "bench.py"], check=True)
+        subprocess.run([*git, "commit", "-qm", name], check=True)
+    monkeypatch.setattr(revisions, "PROJECT", tmp_path)
+    assert compare.main(["base=HEAD~1", "workloads=[w1]"]) == 1
+    assert capsys.readouterr().out == compare.report(BEFORE, AFTER) + "\n"
+    assert compare.main(["--base", "HEAD"]) == 0
+    assert subprocess.check_output([*git, "worktree", "list"], text=True).count("\n") == 1
+    with pytest.raises(revisions.RevisionError, match="there is no commit 'none'"):
+        compare.main(["--base", "none"])
+    with pytest.raises(SystemExit):
+        compare.main(["one.csv"])
