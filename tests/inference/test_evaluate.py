@@ -280,13 +280,11 @@ def test_refusals_name_what_to_do_and_write_nothing(trained, furniture, tmp_path
     few, diverged = tmp_path / "few.npy", tmp_path / "diverged" / "best.pt"
     np.save(few, np.random.default_rng(0).random((5, 3)))
     write_checkpoint(diverged, "target=sdf", shift=float("nan"))
-    unsigned = write_checkpoint(tmp_path / "unsigned" / "best.pt", "target=udf")
     empty = write_checkpoint(
         tmp_path / "empty" / "best.pt", "target=occupancy", "projector.normals=false", shift=-9.0
     )
     for path, file, reason in [
         (tmp_path / "none.pt", chair, "there is no checkpoint"),
-        (unsigned, chair, "trained with target=udf.*train with target=sdf or target=occupancy"),
         (trained, plane, "lie in a plane"),
         (trained, scan, "has no normals"),
         (empty, few, "the cloud has 5 points, and this model needs at least 7"),

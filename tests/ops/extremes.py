@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj.ops.backends import BackendUnavailable
-from pointproj.ops.registry import names, resolve
+from pointproj.ops.registry import load, names, resolve
 from pointproj.ops.specification import reference
 
 SECONDS = 60  # of a case; the slowest takes milliseconds once its kernels are built
@@ -75,12 +75,13 @@ def _check(name: str, points: Tensor, queries: Tensor, radius: float, backend: s
     features = torch.arange(1.0, len(points) + 1, dtype=points.dtype)[:, None] / len(points)
     sums = reference.radius_aggregate(queries, points, features, radius)
     here = [t.to(device) for t in (queries, points)]
-    padded = pointproj.radius_neighbors(*here, radius, max_neighbors=K, backend=backend)
-    pairs = pointproj.radius_neighbors(*here, radius, capacity=len(listed) + 1, backend=backend)
+    lists = backend if "lists" in load(backend).OPERATORS else "torch"
+    padded = pointproj.radius_neighbors(*here, radius, max_neighbors=K, backend=lists)
+    pairs = pointproj.radius_neighbors(*here, radius, capacity=len(listed) + 1, backend=lists)
     each = torch.full((len(queries),), min(radius, torch.finfo(points.dtype).max), dtype=points.dtype)
     each = each.clamp(min=torch.finfo(points.dtype).tiny).to(device)
-    padded_by_each = pointproj.radius_neighbors(*here, each, max_neighbors=K, backend=backend)
-    pairs_by_each = pointproj.radius_neighbors(*here, each, capacity=len(listed) + 1, backend=backend)
+    padded_by_each = pointproj.radius_neighbors(*here, each, max_neighbors=K, backend=lists)
+    pairs_by_each = pointproj.radius_neighbors(*here, each, capacity=len(listed) + 1, backend=lists)
     for found in (padded, padded_by_each):
         _same(f"{name}: nearest within", found.indices, expected_rows)
         _same(f"{name}: counts", found.counts, expected_counts)

@@ -1,5 +1,6 @@
 """Building the native backend, and what its operators refuse."""
 
+import math
 import multiprocessing
 import os
 import re
@@ -279,7 +280,7 @@ def _operators() -> Any:
 def _search(**changes: Any) -> Tensor:
     operators = _operators()
     given = {"points": POINTS, "offsets": None, "clouds": 1, "table": None, "k": 2} | changes
-    references = POINTS, given["offsets"], given["clouds"], given["table"], given["k"]
+    references = POINTS, given["offsets"], given["clouds"], given["table"], math.inf, given["k"]
     return operators.native_knn(given["points"], given["offsets"], *references, False)
 
 
@@ -317,7 +318,7 @@ def _list(**changes: Any) -> Tensor:
 
 
 def _nearest_within(k: int) -> Tensor:
-    return _operators().native_radius_search(POINTS, None, POINTS, None, 1, None, 0.3, None, k)
+    return _operators().native_radius_search(POINTS, None, POINTS, None, 1, None, None, 0.3, None, k)
 
 
 @pytest.mark.parametrize(

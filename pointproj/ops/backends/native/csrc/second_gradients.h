@@ -115,6 +115,8 @@ struct SecondGradient {
                              Sum direction_product, Neighbor<Sum>& neighbor, Totals& totals) const {
     const int other = neighbor.at, query = of_queries ? at : other;
     const Sum distance = sqrt(neighbor.value), weight = weights.of(query, distance, weighting);
+    neighbor.value = 0;
+    if (!(weight > Sum(0))) return;  // also of a query whose weights are all 0: the rate may not be finite
     const Vec3<Real> there = problem.other(other);
     const Sum inverse = distance > Sum(0) ? Sum(1) / distance : Sum(0);
     Sum unit[3], step[3], distance_rate = 0;
