@@ -69,6 +69,23 @@ def test_other_ragged_sizes_do_not_recompile(operator: str, where: Where):
 
 
 @operators
+def test_exported_for_any_number_of_rows(operator: str, where: Where):
+    case, other = (Case("sizes", uniform(*size)) for size in ((47, 48), (23, 61)))
+    neighborhood = case.neighborhood(operator)
+
+    class Operator(torch.nn.Module):
+        def forward(self, *tensors: Tensor) -> Tensor:
+            return run(operator, Problem(*tensors), neighborhood, case.sigma, backend=where.backend)
+
+    queries, references = torch.export.Dim("queries"), torch.export.Dim("references", min=16)
+    shapes = {"tensors": tuple({0: rows} for rows in (queries, references, references))}
+    given, others = (c.problem(where.device)[:3] for c in (case, other))
+    exported = torch.export.export(Operator(), others, dynamic_shapes=shapes)
+    actual, expected = exported.module()(*given), Operator()(*given)
+    assert_close("aggregated", actual, expected)
+
+
+@operators
 def test_index_passed_in(operator: str, where: Where):
     case = by_id("plain")
     problem = case.problem(where.device)

@@ -107,7 +107,9 @@ def _deterministic() -> bool:
 @cache
 def _formula(of_radius: bool, on_gpu: bool) -> Callable[[int, int, int], int]:
     """C++ writes down how many words a table has, so that the numbers of rows and clouds may be symbols."""
-    return eval(f"lambda rows, clouds, words_per_real: {_library.native_table_words(of_radius, on_gpu)}")
+    words = _library.native_table_words(of_radius, on_gpu)
+    names = {"sym_min": torch.sym_min, "sym_max": torch.sym_max}  # without a guard on the numbers
+    return eval(f"lambda rows, clouds, words_per_real: {words}", names)
 
 
 def _words(points: Tensor, clouds: int, of_radius: bool = True) -> int:

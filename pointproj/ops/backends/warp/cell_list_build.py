@@ -5,7 +5,7 @@ the build can be captured in a CUDA graph. In deterministic mode, and on a CPU, 
 a cell; otherwise atomics decide their order.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import warp as wp
@@ -34,7 +34,23 @@ LEAST_CLOUD = 2048  # points; the grids of smaller clouds are not graded
 CROWDED = 16.0
 
 
-def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
+class Density(NamedTuple):
+    """Cells for every two points: many up to some number of rows, few beyond."""
+
+    many: int
+    few: int
+    most_rows: int
+
+    def at(self, rows: int) -> int:
+        return self.many if rows <= self.most_rows else self.few
+
+    def bound(self, rows: int) -> int:
+        """At least all cells, without a branch, which would limit the rows of an exported program."""
+        least = torch.sym_max(self.few * rows, self.many * self.most_rows)
+        return torch.sym_min(self.many * rows, least) // 2
+
+
+def density_of(for_radius: bool, device_type: str) -> Density:
     """Fine cells save distances; for many points, most of the time goes into the tables themselves.
 
     Self-kNN of 10^6 uniform points takes 0.76 ms with one cell for two points, and 1.10 ms with two cells for
@@ -42,15 +58,13 @@ def cells_per_two_points(rows: int, for_radius: bool, device_type: str) -> int:
     this is an upper limit: the width of the cells follows from the radius.
     """
     if for_radius:
-        return 16 if rows <= FEW_POINTS else 2
-    if device_type != "cuda":
-        return 2
-    return 4 if rows <= MANY_POINTS else 1
+        return Density(16, 2, FEW_POINTS)
+    return Density(4, 1, MANY_POINTS) if device_type == "cuda" else Density(2, 2, 0)
 
 
 def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | None, **_: Any) -> dict:
     rows, for_radius = points.shape[0], radius is not None or largest is not None
-    cells = cells_per_two_points(rows, for_radius, points.device.type) * rows // 2 + 2 * clouds
+    cells = density_of(for_radius, points.device.type).bound(rows) + 2 * clouds
     return {
         "frames": ((clouds, FRAME + 3 * (KNOTS + 1)), points.dtype),
         "shapes": ((clouds, 8), torch.int32),
@@ -110,7 +124,7 @@ def _fill(
     launch(bound_kernel(dtype, count), (parts * clouds, count), points, parts, corners, sample, block_dim=64)
     if sample is not None:
         launch(rank_kernel(dtype), sample.shape, sample, quantiles)
-    density = cells_per_two_points(rows, radius is not None or largest is not None, device.type)
+    density = density_of(radius is not None or largest is not None, device.type).at(rows)
     given = points, parts, corners, quantiles, density, radius or 0.0, largest
     launch(divide_kernel(dtype, count), (clouds, count), *given, cells)
     _sort(launch, points, cells, 0.0)

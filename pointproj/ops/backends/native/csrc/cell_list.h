@@ -19,10 +19,9 @@ struct CellListSizes {
   Number rows, clouds, density;  // density: cells for every two points
 
   POINTPROJ_EVERYWHERE Number cells() const { return density * rows / 2 + clouds; }
-  POINTPROJ_EVERYWHERE Number dense_cells() const { return rows / kDenseCell + 2; }
+  POINTPROJ_EVERYWHERE Number dense_cells() const { return dense_cells_of(rows); }
+  POINTPROJ_EVERYWHERE static Number dense_cells_of(const Number& rows) { return rows / kDenseCell + 2; }
   POINTPROJ_EVERYWHERE Number subcells() const { return cells() + rows; }
-  POINTPROJ_EVERYWHERE Number reals() const { return 12 * clouds + 6 * dense_cells(); }
-  POINTPROJ_EVERYWHERE Number ints() const { return 4 * clouds + 2 * cells() + dense_cells() + subcells() + 3; }
 };
 
 template <class Real>

@@ -61,9 +61,17 @@ POINTPROJ_EVERYWHERE T lesser(T a, T b) { return b < a ? b : a; }
 template <class T>
 POINTPROJ_EVERYWHERE T greater(T a, T b) { return b > a ? b : a; }
 
-POINTPROJ_EVERYWHERE int if_at_most(int64_t x, int64_t most, int then, int otherwise) {
-  return x <= most ? then : otherwise;
-}
+// Entries of a table for each row: many up to some number of rows, few beyond.
+struct PerRow {
+  int64_t many, few, most_rows;
+
+  POINTPROJ_EVERYWHERE int at(int64_t rows) const { return static_cast<int>(rows <= most_rows ? many : few); }
+  // At least all entries, without a branch: so the size of a table is one formula of a number of rows that is a symbol.
+  template <class Number>
+  POINTPROJ_EVERYWHERE Number bound(const Number& rows) const {
+    return lesser(Number(many * rows), greater(Number(few * rows), Number(many * most_rows)));
+  }
+};
 
 template <class Real>
 POINTPROJ_FN bool is_finite(Real x) { return x - x == Real(0); }

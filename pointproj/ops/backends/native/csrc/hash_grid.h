@@ -10,8 +10,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 // Slots for each point: with more, fewer points of other cells are tested, but clearing and scanning take longer.
-template <class Number>
-POINTPROJ_EVERYWHERE Number slots_per_point(const Number& rows) { return if_at_most(rows, 1 << 22, 4, 2); }
+POINTPROJ_EVERYWHERE constexpr PerRow slots_per_point() { return {4, 2, 1 << 22}; }
 template <class Real>
 constexpr Real kWidest = std::numeric_limits<Real>::max() / 8;  // edge of cells; the narrowest is kLeastDistance
 constexpr double kFarthest = 1 << 28;  // cells from the origin; points beyond are placed there
@@ -55,14 +54,13 @@ struct HashGrid {
   SortedPoints<Real> points;
   Batch batch;
 
-  template <class Number>
-  POINTPROJ_EVERYWHERE static Number slots_of(const Number& rows, const Number& clouds) {
-    return slots_per_point(rows) * rows + clouds;
+  POINTPROJ_EVERYWHERE static int64_t slots_of(const Batch& batch) {
+    return int64_t(slots_per_point().at(batch.rows)) * batch.rows + batch.clouds;
   }
-  POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of<int64_t>(batch.rows, batch.clouds)); }
+  POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of(batch)); }
   POINTPROJ_FN HashTable table_of(int cloud) const {
     const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
-    const int per_point = slots_per_point(batch.rows), bits = floor_log2(greater(per_point * size, 1));
+    const int per_point = slots_per_point().at(batch.rows), bits = floor_log2(greater(per_point * size, 1));
     return {per_point * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
   }
   POINTPROJ_FN static int cell_along(Real x, Real per_unit) {

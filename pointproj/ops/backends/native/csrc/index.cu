@@ -75,9 +75,8 @@ struct Formula {
 Formula operator+(const Formula& a, const Formula& b) { return Formula(a.text + " + " + b.text); }
 Formula operator*(const Formula& a, const Formula& b) { return Formula(a.text + " * " + b.text); }
 Formula operator/(const Formula& a, const Formula& b) { return Formula(a.text + " // " + b.text); }
-Formula if_at_most(const Formula& x, int64_t most, int then, int otherwise) {
-  return Formula(joined(then, " if ", x.text, " <= ", most, " else ", otherwise));
-}
+Formula lesser(const Formula& a, const Formula& b) { return Formula(joined("sym_min(", a.text, ", ", b.text, ")")); }
+Formula greater(const Formula& a, const Formula& b) { return Formula(joined("sym_max(", a.text, ", ", b.text, ")")); }
 
 struct TableArguments {
   bool of_radius, on_gpu;
@@ -125,7 +124,7 @@ Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, 
   int64_t words = 0, slots = 0, rows = 0;
   for (const PointSet& set : sets) {
     words += sizes_of(set).hash_grid().words();
-    slots += HashGrid<float>::slots_of<int64_t>(set.batch.rows, set.batch.clouds) + 1;
+    slots += HashGrid<float>::slots_of(set.batch) + 1;
     rows += set.batch.rows;
   }
   POINTPROJ_CHECK(slots <= kLargestInt, "too many points for 32-bit cell numbers: ", rows);

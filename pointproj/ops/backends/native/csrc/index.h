@@ -23,13 +23,16 @@ struct IndexSizes {
   Number rows, clouds, words_per_real;
   bool on_gpu;
 
-  TableSizes<Number> cell_list() const { return table(cells().reals(), cells().ints()); }
-  TableSizes<Number> hash_grid() const { return table(1, HashGrid<float>::slots_of(rows, clouds) + 2); }
-  CellListSizes<Number> cells() const { return {rows, clouds, density()}; }
+  TableSizes<Number> cell_list() const {
+    const Number cells = density().bound(rows) / 2 + clouds, dense = CellListSizes<Number>::dense_cells_of(rows);
+    return table(12 * clouds + 6 * dense, 4 * clouds + 3 * cells + rows + dense + 3);
+  }
+  TableSizes<Number> hash_grid() const { return table(1, slots_per_point().bound(rows) + clouds + 2); }
+  CellListSizes<Number> cells() const { return {rows, clouds, density().at(rows)}; }
 
  private:
-  // Fine cells spare distances; for many points on a GPU, it is the tables that take time.
-  Number density() const { return on_gpu ? if_at_most(rows, 1 << 18, 4, 1) : Number(2); }
+  // Cells for every two points. Fine ones spare distances; for many points on a GPU, it is the tables that take time.
+  PerRow density() const { return on_gpu ? PerRow{4, 1, 1 << 18} : PerRow{2, 2, 0}; }
   TableSizes<Number> table(const Number& reals, const Number& ints) const {
     return {rows + (on_gpu ? 0 : kReadAhead), reals, ints, words_per_real};
   }
