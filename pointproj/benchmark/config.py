@@ -38,9 +38,7 @@ class BenchConfig:
     peers: list[str] | None = None  # null: all; []: none; names are those in the results
     device: str = "auto"  # auto | cpu | cuda
     gpu_memory: str = "torch"  # torch | rmm: what allocates it; with rmm, names end in "+ RMM"
-    sizes: list[int] | None = (
-        None  # of scaling, lists, cfd, attend; null: those of the device, in workloads.py
-    )
+    sizes: list[int] | None = None  # of scaling, lists, cfd, attend; null: those in workloads.py
     budget_s: float = 0.1  # seconds of repetitions per row
     slowest_call_s: float = 2.0  # a longer call is skipped: a row without a time
     minutes: float = 8.0  # after this long no row is begun

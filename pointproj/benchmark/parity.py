@@ -4,7 +4,7 @@ The reference compares all pairs, so of large problems a random part of the quer
 features' gradient, the upstream gradient is then zero on all other queries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Any
 
@@ -211,12 +211,10 @@ class Expected:
         sigma = self.query.new_tensor(self.inputs.sigma)
         tensors = self.features, self.query, self.points, sigma
         features, query, points, sigma = leaves = [of.detach().clone().requires_grad_() for of in tensors]
-        for rows, own in zip(self.rows, self.clouds, strict=True):
-            pairs = PAIRS_WITH_GRADIENT[self.device.type]
-            for some in rows.to(self.device).split(max(1, pairs // max(1, own.stop - own.start))):
-                value = aggregate(query[some], points[own], features[own], sigma)
-                value.backward(self._upstream[some])  # adds to the gradients
-                values.append(value.detach())
+        for some, own in self._parts():
+            value = aggregate(query[some], points[own], features[own], sigma)
+            value.backward(self._upstream[some])  # adds to the gradients
+            values.append(value.detach())
         return torch.cat(values), [of.grad for of in leaves]
 
     @cached_property
@@ -224,13 +222,18 @@ class Expected:
         """The features' gradient, in fp64, of the eikonal loss of the checked queries."""
         aggregate, features = self._aggregate("operator"), self.features.double().requires_grad_()
         sigma = features.new_tensor(self.inputs.sigma)
+        for some, own in self._parts():
+            query = self.query[some].double().requires_grad_()
+            values = aggregate(query, self.points[own].double(), features[own], sigma)
+            eikonal_loss(values, query, self._upstream[some, 0].double()).backward()
+        return features.grad
+
+    def _parts(self) -> Iterator[tuple[Tensor, slice]]:
+        """Some of the checked queries at a time, and the points of their cloud."""
         for rows, own in zip(self.rows, self.clouds, strict=True):
             pairs = PAIRS_WITH_GRADIENT[self.device.type]
             for some in rows.to(self.device).split(max(1, pairs // max(1, own.stop - own.start))):
-                query = self.query[some].double().requires_grad_()
-                values = aggregate(query, self.points[own].double(), features[own], sigma)
-                eikonal_loss(values, query, self._upstream[some, 0].double()).backward()
-        return features.grad
+                yield some, own
 
     def _aggregate(self, form: str) -> Callable[..., Tensor]:
         """(query, reference, features, sigma) to aggregated features, by the reference."""
