@@ -342,7 +342,7 @@ def _nearest_within(k: int) -> Tensor:
         (_within, {"sigma": torch.ones(9)}, r"sigma must have shape \[\]; got \[9\]"),
         (_within, {"radius": 0.0}, "radius must be positive and finite; got 0"),
         (_within, {"radius": float("nan")}, "radius must be positive and finite; got nan"),
-        (_within, {"kernel": "cubic"}, "kernel must be one of exponential, .*, compact; got cubic"),
+        (_within, {"kernel": "cubic"}, "kernel must be one of exponential, .*; got cubic"),
         (_within, {"reduce": "max"}, "reduce must be one of mean, sum, weighted; got max"),
         (_list, {"points": torch.rand(9, 2)}, r"query_points must have shape \(n, 3\); got \[9, 2\]"),
         (_list, {"radius": 0.0}, "radius must be positive and finite; got 0"),
