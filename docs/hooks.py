@@ -71,6 +71,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def of_the_site(link: re.Match) -> str:
         file = (source.parent / link[1]).resolve()
+        if file.parent == PROJECT / "examples":
+            return f"]({os.path.relpath('examples.md', Path(place).parent)}#{file.stem.replace('_', '-')})"
         target = (PAGES | PICTURES).get(file) or (
             file.relative_to(DOCS) if file.is_relative_to(DOCS) else link[1]
         )
