@@ -18,7 +18,7 @@ from pointproj.machine import device_name, driver_version, installed_version, mi
 
 KEYS = ("backend", "device", "allocator")
 DEVICES = ("auto", "cpu", "cuda")
-OPERATORS = ("knn", "radius", "attend", "farthest_points", "edge_mlp", "vector_attend")
+OPERATORS = ("knn", "radius", "aggregate", "attend", "farthest_points", "edge_mlp", "vector_attend")
 PACKAGES = ("pointproj", "torch", "warp-lang", "numpy", "jaxtyping", "triton")
 APPLICATION_PACKAGES = (
     *("hydra-core", "omegaconf", "nvidia-physicsnemo", "matplotlib", "rich", "scipy"),

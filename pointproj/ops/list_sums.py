@@ -1,4 +1,4 @@
-"""Aggregation over neighbour lists with any weights, also learned ones, in plain torch."""
+"""Aggregation over neighbour lists with any weights, also learned ones."""
 
 import torch
 from jaxtyping import Float
@@ -7,6 +7,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
+from pointproj.ops.registry import choose, modules
 from pointproj.ops.specification.reference import (
     FINITE_SUPPORT,
     Weighting,
@@ -28,6 +29,7 @@ def aggregate(
     eps: float = 1e-8,
     reduce: str = "mean",
     reference_weights: Float[Tensor, "*batch n"] | None = None,
+    backend: str = "auto",
 ) -> Float[Tensor, "*batch q c"]:
     """Aggregate features over neighbour lists, with the weights of a kernel or with given ones.
 
@@ -53,6 +55,9 @@ def aggregate(
         ``w_ij f_j`` of each channel, of the features themselves if no weights are given.
     reference_weights : (..., N) float tensor, optional
         Multiply the weights, for instance areas of mesh cells.
+    backend : str
+        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``; ``native`` sums on the CPU, and on a
+        GPU as torch does.
 
     Returns
     -------
@@ -64,16 +69,19 @@ def aggregate(
     ------
     TypeError, ValueError
         For arguments of wrong type, shape, dtype or device, or the compact kernel without a radius.
+    BackendUnavailable
+        If ``backend`` names one that cannot run here.
     """
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
     arguments.check_pair_weights(weights, neighbors.indices, features)
-    sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
-    weighting = arguments.checked_weighting(Weighting(kernel, reduce, power, eps), REDUCTIONS, sums)
-    arguments.check_sigma(sigma, neighbors.indices, sums)
+    of_sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
+    weighting = arguments.checked_weighting(Weighting(kernel, reduce, power, eps), REDUCTIONS, of_sums)
+    arguments.check_sigma(sigma, neighbors.indices, of_sums)
     arguments.check_reference_weights(reference_weights, features)
     clouds = features.shape[:-2]
     count = features.shape[:-1].numel()
-    pairs = ListedPairs(*packed_rows(neighbors, features, missing=count), count)
+    module = modules[choose(backend, features.device.type, "aggregate")]
+    pairs = ListedPairs(*packed_rows(neighbors, features, missing=count), count, module.weighted_sums)
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)

@@ -32,9 +32,10 @@ class Backend(Protocol):
     Attributes
     ----------
     OPERATORS : frozenset of str
-        What it has, of "knn", "radius", "lists", "attend", "edge_mlp", "vector_attend" and "farthest_points".
-        ``"knn"`` and ``"radius"`` stand for all functions that aggregate over that search, ``"lists"`` for
-        ``radius_search`` and ``radius_list``. Without another operator it leaves out the functions named so.
+        What it has, of "knn", "radius", "lists", "aggregate", "attend", "edge_mlp", "vector_attend" and
+        "farthest_points". ``"knn"`` and ``"radius"`` stand for all functions that aggregate over that search,
+        ``"lists"`` for ``radius_search`` and ``radius_list``, ``"aggregate"`` for ``weighted_sums``. Without
+        another operator it leaves out the functions named so.
     RANK : dict of str to int
         Device type to place in the choice of ``backend=auto``, highest first, as measured. It does not
         run on a device type that is missing here.
@@ -159,6 +160,19 @@ class Backend(Protocol):
 
         All rows within the radius, in ascending order for each query, as far as there is room; -1 in slots
         that are not used. Distances as from ``nearest``, there inf.
+        """
+
+    def weighted_sums(
+        self,
+        features: Float[Tensor, "n c"],
+        weights: Float[Tensor, "q k"] | Float[Tensor, " slots"],
+        rows: Int[Tensor, "q k"] | Int[Tensor, " slots"],
+        row_splits: Int[Tensor, " q+1"] | None,
+    ) -> Float[Tensor, "q c"]:
+        """The sum of weight times feature over each query's pairs, all in fp32 or in fp64; 0 without any.
+
+        The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
+        Weights are finite also where there is no neighbour. Differentiable twice in features and weights.
         """
 
     def attend(

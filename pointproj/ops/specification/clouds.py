@@ -87,6 +87,10 @@ def _dense_clouds(points: Tensor, rows: Tensor, row_splits: Tensor | None) -> Te
 
 def queries_of(row_splits: Int[Tensor, " q+1"], slots: int) -> Int[Tensor, " slots"]:
     """The query that each slot of a list belongs to; any query for slots that are not used."""
+    if not row_splits.is_cuda and row_splits.shape[0] > 1:
+        numbers = torch.arange(row_splits.shape[0] - 1, device=row_splits.device)
+        ends = torch.cat([row_splits[:-1].clamp(max=slots), row_splits.new_full((1,), slots)])
+        return numbers.repeat_interleave(ends.diff(), output_size=slots)
     numbers = torch.arange(slots, device=row_splits.device)
     # Not in row_splits[1:]: torch 2.11 compiles a search in a slice for a GPU without the slice's offset.
     queries = torch.searchsorted(row_splits, numbers, right=True) - 1

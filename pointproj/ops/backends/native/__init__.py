@@ -1,6 +1,6 @@
 """The engine, in C++ and CUDA, on all cores of a CPU: a library from the wheel, or built on first use."""
 
-OPERATORS = frozenset({"knn", "radius", "lists", "attend", "farthest_points"})
+OPERATORS = frozenset({"knn", "radius", "lists", "aggregate", "attend", "farthest_points"})
 RANK = {"cpu": 20, "cuda": 20}
 FUNCTIONS = "operators"
 

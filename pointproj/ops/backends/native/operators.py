@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.backends.torch import attention
+from pointproj.ops.backends.torch.weighted_sums import weighted_sums as sums_by_torch
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
@@ -80,6 +81,12 @@ def attend(
     if queries.shape[1] > MOST_HEAD_CHANNELS * heads:
         return attention.attend(*given)
     return _attend(*given, _deterministic())[0]
+
+
+def weighted_sums(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> Tensor:
+    if features.is_cuda:
+        return sums_by_torch(features, weights, rows, row_splits)
+    return _weighted_sums(features.contiguous(), weights.contiguous(), rows.contiguous(), row_splits)
 
 
 def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> Tensor:
@@ -179,6 +186,17 @@ _attend = cpp_op(
         ((call.queries.shape[0], call.heads), call.queries.dtype),
     ),
     attention.DIFFERENTIABLE,
+)
+_weighted_sums = cpp_op(
+    _library,
+    "native_weighted_sums",
+    lambda call: (
+        (
+            ((call.rows if call.row_splits is None else call.row_splits[1:]).shape[0], call.features.shape[1]),
+            call.features.dtype,
+        ),
+    ),
+    ("features", "weights"),
 )
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)

@@ -1,5 +1,7 @@
 """The pairs of neighbour lists, padded or CSR, and what is gathered for them and summed over each query's."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,10 +16,17 @@ class ListedPairs:
     """Pairs of queries and reference points: ``rows`` of these, ``missing`` where there is no pair.
 
     In padded lists, (Q, K), a query's pairs are a row of their own; else, (M,), they follow one another.
+    ``weighted_sums`` is a backend's.
     """
 
-    def __init__(self, rows: Tensor, row_splits: Tensor | None, missing: int) -> None:
-        self.rows, self.row_splits = rows, row_splits
+    def __init__(
+        self,
+        rows: Tensor,
+        row_splits: Tensor | None,
+        missing: int,
+        weighted_sums: Callable[..., Tensor] = weighted_sums,
+    ) -> None:
+        self.rows, self.row_splits, self.weighted_sums = rows, row_splits, weighted_sums
         self.exists = (rows < missing)[..., None]
         self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
         if row_splits is not None:
@@ -37,7 +46,7 @@ class ListedPairs:
             return terms.sum(1)
         if terms.shape[-1] == 1:
             none = self.exists[:, 0].logical_not().long()
-            return weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
+            return self.weighted_sums(terms.new_ones(1, 1), terms[:, 0], none, self.row_splits)
         into = terms.new_zeros(max(1, self.queries), terms.shape[1])
         return into.index_add(0, self.query, terms)[: self.queries]
 
@@ -79,5 +88,5 @@ class ListedPairs:
     def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
         """Sums of values (N, C) over each query's pairs: (Q, C)."""
         if weights.shape[-1] == 1:
-            return weighted_sums(values, weights[..., 0], self.rows, self.row_splits)
+            return self.weighted_sums(values, weights[..., 0], self.rows, self.row_splits)
         return self.summed(self.gathered(values) * weights)

@@ -11,6 +11,7 @@ from pointproj.ops.backends.torch.attention import attend
 from pointproj.ops.backends.torch.edge_mlp import edge_mlp
 from pointproj.ops.backends.torch.farthest_points import farthest_points
 from pointproj.ops.backends.torch.vector_attention import vector_attend
+from pointproj.ops.backends.torch.weighted_sums import weighted_sums
 from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.distances import distances_of
@@ -42,6 +43,7 @@ __all__ = [
     "radius_search",
     "search",
     "vector_attend",
+    "weighted_sums",
 ]
 
 

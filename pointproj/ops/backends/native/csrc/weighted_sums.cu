@@ -1,0 +1,150 @@
+// Weighted sums over neighbour lists and their derivatives: which kernels run, one after another.
+#include "weighted_sums.h"
+
+#include "gradients.h"
+#include "index.h"
+
+namespace pointproj::POINTPROJ_DEVICE {
+namespace {
+
+struct WeightedSumArguments {
+  Tensor features, weights, rows;
+  OptionalTensor row_splits;
+  POINTPROJ_FIELDS(features, weights, rows, row_splits)
+};
+
+// Arguments that are checked, and the sums over their lists.
+struct WeightedSums {
+  const WeightedSumArguments& given;
+  Device device;
+  int64_t queries, channels;
+
+  explicit WeightedSums(const WeightedSumArguments& given) : given(given), device(given.features) {
+    const auto& [features, weights, rows, row_splits] = given;
+    const ScalarType dtype = features.scalar_type();
+    POINTPROJ_CHECK(features.dim() == 2 && (dtype == ScalarType::Float || dtype == ScalarType::Double),
+                    "features must have shape (n, channels), in float32 or float64; got ", text(features.sizes()),
+                    " in ", dtype);
+    queries = row_splits ? row_splits->numel() - 1 : rows.size(0);
+    channels = features.size(1);
+    check_like("features", features, features.sizes(), dtype, features);
+    check_like("weights", weights, rows.sizes(), dtype, features);
+    if (row_splits) {
+      check_like("row_splits", *row_splits, {queries + 1}, ScalarType::Long, features);
+      check_like("rows", rows, {rows.numel()}, ScalarType::Long, features);
+    } else {
+      check_like("rows", rows, {queries, rows.size(1)}, ScalarType::Long, features);
+    }
+    for (const int64_t size : {queries, features.size(0)}) {
+      POINTPROJ_CHECK(size <= kLargestInt - 2, "there may be at most ", kLargestInt - 2,
+                      " queries and rows of features; got ", size);
+    }
+  }
+  ListedRows lists() const {
+    const auto& [features, weights, rows, row_splits] = given;
+    return {data<const int64_t>(rows), data<const int64_t>(row_splits), row_splits ? 0 : rows.size(1), rows.numel(),
+            static_cast<int>(queries), static_cast<int>(features.size(0))};
+  }
+  int chunks() const { return kOnGpu ? static_cast<int>((channels + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1; }
+
+  // Of each query, (Q, C): values of reference points times weights; twice, if there are others.
+  Tensor of_queries(const Tensor& values, const Tensor& weights, const Tensor& other_values,
+                    const Tensor& other_weights) const {
+    const Tensor sums = empty({queries, channels}, given.features);
+    each([&](auto zero) {
+      using Sum = decltype(zero);
+      device.each(PairSums<Sum, true>{lists(), nullptr, nullptr, nullptr,
+                                      {terms<Sum>(values, weights), terms<Sum>(other_values, other_weights)},
+                                      matrix<Sum>(sums), chunks()},
+                  queries * chunks());
+    });
+    return sums;
+  }
+  // Of each reference point, (N, C): values of queries times weights.
+  Tensor of_references(const Tensor& values, const Tensor& weights) const {
+    const auto& [features, own_weights, rows, row_splits] = given;
+    const Tensor sums = empty(features.sizes(), features);
+    const InvertedRows inverted(device, lists(), rows.numel(), features.size(0), rows);
+    const Tensor of_pairs = empty_ints({row_splits ? rows.numel() : 0}, rows);
+    if (row_splits) device.each(QueriesOfPairs{lists(), data<int>(of_pairs)}, queries);
+    each([&](auto zero) {
+      using Sum = decltype(zero);
+      device.each(PairSums<Sum, false>{lists(), data<const int>(inverted.start), data<const int>(inverted.pairs),
+                                       row_splits ? data<const int>(of_pairs) : nullptr,
+                                       {terms<Sum>(values, weights), {}},
+                                       matrix<Sum>(sums), chunks()},
+                  features.size(0) * chunks());
+    });
+    return sums;
+  }
+  // Of each pair: the product of values of its query and of its reference point, 0 where there is no neighbour.
+  Tensor of_pairs(const Tensor& of_query, const Tensor& of_reference) const {
+    const Tensor products = empty(given.rows.sizes(), given.features);
+    clear(device, products);
+    if (given.features.size(0) == 0) return products;
+    each([&](auto zero) {
+      using Sum = decltype(zero);
+      device.each(PairProducts<Sum>{lists(), matrix<const Sum>(of_query), matrix<const Sum>(of_reference),
+                                    data<Sum>(products)},
+                  queries);
+    });
+    return products;
+  }
+
+ private:
+  template <class Sum>
+  static WeightedRows<Sum> terms(const Tensor& values, const Tensor& weights) {
+    if (values.numel() == 0 || weights.numel() == 0) return {};  // a direction of 0
+    return {matrix<const Sum>(values), data<const Sum>(weights)};
+  }
+  template <class Body>
+  void each(Body body) const {
+    given.features.scalar_type() == ScalarType::Float ? body(float{}) : body(double{});
+  }
+};
+
+// Sums (Q, C).
+Tensors<1> weighted_sums(const WeightedSumArguments& given) {
+  const Tensor none = empty({0}, given.features);
+  return {WeightedSums(given).of_queries(given.features, given.weights, none, none)};
+}
+
+// Gradients of features and weights.
+Tensors<2> weighted_sums_backward(const BackwardArguments<WeightedSumArguments, 1>& arguments) {
+  const auto& [grads, needs, given, outputs] = arguments;
+  const WeightedSums sums(given);
+  const Tensor &grad = grads[0], none = empty({0}, grad);
+  check_like("grad", grad, {sums.queries, sums.channels}, given.features.scalar_type(), given.features);
+  return {needs[0] ? sums.of_references(grad, given.weights) : none,
+          needs[1] ? sums.of_pairs(grad, given.features) : none};
+}
+
+// Gradients of the upstream gradient, features and weights.
+Tensors<3> weighted_sums_second_backward(const SecondBackwardArguments<WeightedSumArguments, 1, 2>& arguments) {
+  const auto& [directions, needs, grads, given, outputs] = arguments;
+  const auto& [by_features, by_weights] = directions;
+  const WeightedSums sums(given);
+  const Tensor &grad = grads[0], none = empty({0}, grad);
+  check_like("grad", grad, {sums.queries, sums.channels}, given.features.scalar_type(), given.features);
+  const Tensor* const likes[] = {&given.features, &given.weights};
+  for (int i = 0; i < 2; ++i) {
+    if (directions[i].numel() == 0) continue;
+    check_like("direction", directions[i], likes[i]->sizes(), given.features.scalar_type(), given.features);
+  }
+  const auto like = [&](bool needed, bool is_zero, const Tensor& tensor, auto make) {
+    if (!needed || !is_zero) return needed ? make() : none;
+    const Tensor zeros = empty(tensor.sizes(), tensor);
+    clear(sums.device, zeros);
+    return zeros;
+  };
+  return {needs[0] ? sums.of_queries(by_features, given.weights, given.features, by_weights) : none,
+          like(needs[1], by_weights.numel() == 0, given.features, [&] { return sums.of_references(grad, by_weights); }),
+          like(needs[2], by_features.numel() == 0, given.weights, [&] { return sums.of_pairs(grad, by_features); })};
+}
+
+const Operators registered(__FILE__, {operator_of<weighted_sums>("native_weighted_sums"),
+                                      operator_of<weighted_sums_backward>("native_weighted_sums_backward"),
+                                      operator_of<weighted_sums_second_backward>("native_weighted_sums_second_backward")});
+
+}  // namespace
+}  // namespace pointproj::POINTPROJ_DEVICE
