@@ -150,6 +150,9 @@ def test_operator_that_a_backend_lacks(backend_without_package: str):
 
 
 OTHERS = {
+    "aggregate": lambda name: pointproj.aggregate(
+        FEATURES, pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))), backend=name
+    ),
     "attend": lambda name: pointproj.attend(
         QUERY, POINTS, POINTS, pointproj.Neighbors(*reversed(pointproj.knn(QUERY, POINTS, 2))), backend=name
     ),

@@ -9,9 +9,11 @@ from pointproj.benchmark.cases import Problem
 from pointproj.ops.backends.torch.weighted_sums import PairSums
 from pointproj.ops.specification import reference
 from pointproj.ops.specification.reference import KERNELS, Weighting
+from tests.conftest import Where
 from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
+pytestmark = pytest.mark.operators("aggregate")
 FORMS = {"padded": {"max_neighbors": 40}, "csr": {"capacity": 1500}}
 forms = pytest.mark.parametrize("form", FORMS)
 NAMES = ("query_points", "reference_points", "features", "sigma", "reference_weights")
@@ -38,7 +40,7 @@ def _derivatives(value: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]
 @forms
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_are_the_specification(kernel: str, reduce: str, form: str):
+def test_kernels_are_the_specification(kernel: str, reduce: str, form: str, on_cpu: Where):
     leaves = _leaves(by_id("fp64").problem())
     query, points, features, sigma, weights = leaves
     weighting = Weighting(kernel, reduce, 1.5, 0.2, 0.5)
@@ -47,7 +49,7 @@ def test_kernels_are_the_specification(kernel: str, reduce: str, form: str):
     neighbors = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
     got = aggregate(
         features, neighbors, kernel=kernel, sigma=sigma, power=1.5, eps=0.2, reduce=reduce,
-        reference_weights=weights,
+        reference_weights=weights, backend=on_cpu.backend,
     )  # fmt: skip
     for name, value in _derivatives(got, leaves).items():
         assert_close(name, value, expected[name])
@@ -97,14 +99,15 @@ def test_a_kernel_does_not_underflow(form: str):
 @forms
 @pytest.mark.parametrize("channels", [None, 1, 3])
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
-def test_weights_of_a_network(reduce: str, channels: int | None, form: str):
+def test_weights_of_a_network(reduce: str, channels: int | None, form: str, on_cpu: Where):
     problem = by_id("fp64").problem()
     query, points, features = (t.clone().requires_grad_() for t in problem[:3])
     assert features.shape[1] == 3
     neighbors = radius_neighbors(query, points, 0.5, displacements=True, backend="torch", **FORMS[form])
     layer = torch.linspace(-1, 2, 3 * (channels or 1), dtype=query.dtype).view(3, -1).requires_grad_()
     weights = (neighbors.displacements @ layer).tanh() + 1.5
-    got = aggregate(features, neighbors, weights=weights if channels else weights.squeeze(-1), reduce=reduce)
+    given = weights if channels else weights.squeeze(-1)
+    got = aggregate(features, neighbors, weights=given, reduce=reduce, backend=on_cpu.backend)
     delta = query[:, None] - points
     within = reference.within(query, points, torch.tensor(0.5, dtype=query.dtype))[..., None]
     dense = torch.where(within, (delta @ layer).tanh() + 1.5, 0.0)
@@ -141,25 +144,27 @@ def test_what_knn_gives():
 
 
 @forms
-def test_values_that_are_not_finite_stay_where_they_are(form: str):
+def test_values_that_are_not_finite_stay_where_they_are(form: str, on_cpu: Where):
     problem = by_id("plain").problem()
     features = problem.features.clone()
     features[0] = torch.nan
     neighbors = radius_neighbors(*problem[:2], 0.3, backend="torch", **FORMS[form])
-    got = aggregate(features, neighbors)
+    got = aggregate(features, neighbors, backend=on_cpu.backend)
     has_it = reference.within(*problem[:2], torch.tensor(0.3))[:, 0]
     assert got[has_it].isnan().all()
     assert got[~has_it].isfinite().all()
 
 
 @forms
-def test_few_pairs_in_many_slots(device: str, form: str):
+def test_few_pairs_in_many_slots(where: Where, form: str):
     """Indices of 32 bits, on every device, as sums over a matrix of all pairs have it."""
-    leaves = tuple(leaf.detach().to(device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))
+    leaves = tuple(leaf.detach().to(where.device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))
     query, points, features, _, weights = leaves
     found = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
     found = found._replace(indices=found.indices.int())
-    got = aggregate(features, found, kernel="inverse_distance", eps=0.2, reference_weights=weights)
+    got = aggregate(
+        features, found, kernel="inverse_distance", eps=0.2, reference_weights=weights, backend=where.backend
+    )
     apart = reference.length(query[:, None] - points)
     matrix = torch.where(apart <= 0.5, apart.clamp(min=0.2) ** -2.0, 0.0) * weights
     total = matrix.sum(1, keepdim=True)
@@ -190,7 +195,7 @@ def test_sums_of_references(form: str):
 
 
 @forms
-def test_compiled_equals_eager(form: str):
+def test_compiled_equals_eager(form: str, on_cpu: Where):
     torch._dynamo.reset()
     problem = by_id("odd-sizes").problem()
     features = problem.features.clone().requires_grad_()
@@ -199,8 +204,9 @@ def test_compiled_equals_eager(form: str):
         points = problem.reference_points
         neighbors = radius_neighbors(query, points, 0.4, displacements=True, backend="torch", **FORMS[form])
         weights = neighbors.displacements.square().sum(-1, keepdim=True).sin()
-        smooth = aggregate(features, neighbors, kernel="compact")
-        return (aggregate(features, neighbors, weights=weights, reduce="sum") + smooth).square().sum()
+        smooth = aggregate(features, neighbors, kernel="compact", backend=on_cpu.backend)
+        given = {"weights": weights, "reduce": "sum", "backend": on_cpu.backend}
+        return (aggregate(features, neighbors, **given) + smooth).square().sum()
 
     results = []
     for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
