@@ -56,8 +56,7 @@ def aggregate(
     reference_weights : (..., N) float tensor, optional
         Multiply the weights, for instance areas of mesh cells.
     backend : str
-        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``; ``native`` sums on the CPU, and on a
-        GPU as torch does.
+        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``; on a GPU both sum as the latter.
 
     Returns
     -------

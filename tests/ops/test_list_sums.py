@@ -158,7 +158,8 @@ def test_values_that_are_not_finite_stay_where_they_are(form: str, on_cpu: Where
 @forms
 def test_few_pairs_in_many_slots(where: Where, form: str):
     """Indices of 32 bits, on every device, as sums over a matrix of all pairs have it."""
-    leaves = tuple(leaf.detach().to(where.device).requires_grad_() for leaf in _leaves(by_id("fp64").problem()))
+    given = _leaves(by_id("fp64").problem())
+    leaves = tuple(leaf.detach().to(where.device).requires_grad_() for leaf in given)
     query, points, features, _, weights = leaves
     found = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
     found = found._replace(indices=found.indices.int())

@@ -153,6 +153,11 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call), ((searched, call.k), torch.int32)
 
 
+def _sums_of_lists(call: SimpleNamespace) -> tuple[Spec, ...]:
+    queries = (call.rows if call.row_splits is None else call.row_splits[1:]).shape[0]
+    return (((queries, call.features.shape[1]), call.features.dtype),)
+
+
 _library = extension()
 MOST_HEAD_CHANNELS = _library.native_most_head_channels()
 
@@ -190,12 +195,7 @@ _attend = cpp_op(
 _weighted_sums = cpp_op(
     _library,
     "native_weighted_sums",
-    lambda call: (
-        (
-            ((call.rows if call.row_splits is None else call.row_splits[1:]).shape[0], call.features.shape[1]),
-            call.features.dtype,
-        ),
-    ),
+    _sums_of_lists,
     ("features", "weights"),
 )
 _farthest_points = cpp_op(
