@@ -81,6 +81,8 @@ def _of_total(sizes: tuple[tuple[int, int], ...]) -> MakePoints:
 
 RAGGED = ((5, 17), (0, 9), (12, 40), (1, 1), (7, 1), (3, 30))
 WITH_EMPTY = ((4, 0), (6, 11), (0, 0), (8, 1), (2, 25), (5, 0))
+if INTERPRETED:
+    WITH_EMPTY = ((1, 0), (3, 11), (0, 0), (2, 1), (2, 25), (1, 0))
 ONE_POINT_CLOUDS = ((1, 1), (3, 1), (2, 1), (1, 1))
 FP64 = {"positions": torch.float64, "features": torch.float64}
 
