@@ -90,9 +90,7 @@ def test_one_gradient_alone(operator: str, wanted: str, where: Where):
 
 @operators
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(
-    operator: str, shape: tuple[int, ...], where: Where, deterministic: None
-):
+def test_sigma_may_be_a_number_or_a_tensor_of_any_dtype(operator, shape, where, deterministic):
     case = by_id("plain")
     problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
     aggregate = getattr(pointproj, f"{operator}_aggregate")
