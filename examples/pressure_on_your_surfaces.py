@@ -48,7 +48,7 @@ with tempfile.TemporaryDirectory() as temporary:
     write_cars(folder, sys.argv[1]) if sys.argv[1:] else write_balls(folder)
     values = ["data=fields", "target=field", "data.fields=[pressure]", f"data.root={folder}", "device=cpu"]
     values += ["data.points=256", "data.validation=0", "projector.pool=true", "projector.blocks=2"]
-    values += ["training.epochs=200", "training.pictures=0", "augmentation.rotate=right"]
+    values += ["training.epochs=60", "training.pictures=0", "augmentation.rotate=right"]
     values += [f"data.cache={temporary}/cache"]
     subprocess.run([sys.executable, PROJECT / "train.py", *values, f"hydra.run.dir={run}"], check=True)
     (test,) = (folder / "test").iterdir()

@@ -39,7 +39,8 @@ class Where(NamedTuple):
 
 
 def _on(*devices: str) -> list:
-    """Every backend on those of the devices that it runs on."""
+    """Every backend on those of the devices that it runs on; without a GPU, "cuda" only where it is alone."""
+    devices = devices[:1] if not torch.cuda.is_available() else devices
     return [
         pytest.param(Where(name, device), id=f"{name}-{device}", marks=[pytest.mark.gpu] * (device == "cuda"))
         for device in devices
@@ -86,16 +87,21 @@ def waitless(request: pytest.FixtureRequest, on_gpu: Where) -> Where:
     return on_gpu
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", *[pytest.param("cuda", marks=pytest.mark.gpu)] * torch.cuda.is_available()])
 def device(request: pytest.FixtureRequest) -> str:
     """Of tests that name their backend."""
     return request.param
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out operators that a backend lacks, and most of what Triton gives to torch on a CPU."""
+    """Leave out operators that a backend lacks, and most of what Triton gives to torch on a CPU.
+
+    Of several processes none shall begin a long test when the others have nothing left: those come first.
+    """
     seen = set()
     items[:] = [item for item in items if _is_run(item, seen)]
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def _is_run(item: pytest.Item, seen: set[tuple]) -> bool:

@@ -39,9 +39,7 @@ def test_report_names_every_backend_and_version(capsys: pytest.CaptureFixture):
     [(True, "from the wheel, for the CPU, sm_80, sm_90+PTX"), (False, "built here, for the CPU")],
     ids=["wheel", "cache"],
 )
-def test_report_says_where_native_came_from_and_tries_it(
-    wheel: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_report_says_where_native_came_from_and_tries_it(wheel, words, tmp_path, monkeypatch, capsys):
     if load("native").unavailable():
         pytest.skip(load("native").unavailable())
     library = build.find_or_make(()) / compiler.LIBRARY
@@ -61,9 +59,7 @@ def test_report_says_where_native_came_from_and_tries_it(
 
 
 @without_gpu
-def test_report_says_that_native_has_yet_to_be_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_report_says_that_native_has_yet_to_be_built(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(build, "IN_THE_WHEEL", tmp_path / "wheel")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     text = asked(capsys)[1]
@@ -101,9 +97,7 @@ def test_without_a_gpu_what_needs_one_ends_with_1(arguments: list[str], capsys: 
     assert "NOT usable" in text.splitlines()[-1]
 
 
-def test_wrong_results_do_not_count_as_working(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_wrong_results_do_not_count_as_working(monkeypatch, capsys):
     search = torch_backend.search
     monkeypatch.setattr(torch_backend, "search", lambda *arguments: search(*arguments).flip(1))
     code, text = asked(capsys, "backend=torch", "device=cpu")

@@ -175,9 +175,7 @@ def test_a_scan_without_its_reader_is_refused_before_the_imports(tmp_path: Path)
     assert 'predict: .LAS needs laspy: pip install -c constraints.txt -e ".[scans]"' in ran.stderr
 
 
-def test_without_the_application_its_commands_say_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_without_the_application_its_commands_say_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr("pointproj.doctor.installed_version", lambda package: None)
     assert main(["evaluate", "outputs/solids"]) == 1
     said = capsys.readouterr().err

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from pointproj import knn, radius_neighbors
-from pointproj.benchmark import peers, table
+from pointproj.benchmark import table
 from pointproj.benchmark.cases import Problem
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.implementations import FoundPairs, Implementation, padded_pairs
 from pointproj.benchmark.parity import Expected
 from pointproj.benchmark.peers import PEERS
-from pointproj.benchmark.results import MISSING, OK, WRONG
+from pointproj.benchmark.results import OK
 from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import entries
 from pointproj.benchmark.workloads import (
@@ -89,22 +89,6 @@ def test_rows_say_what_was_asked_and_what_was_returned(config: BenchConfig):
     ]
     assert rows[0].radius == rows[5].radius > 0
     assert [r.note for r in rows[1:3]] == ["", "no counts"]
-
-
-def test_wrong_list_gets_no_time(config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
-    right = next(peer for peer in PEERS if peer.name == "scipy cKDTree" and "padded" in peer.find)
-    less = {"padded": lambda inputs: right.find["padded"](inputs._replace(k=31))}
-    monkeypatch.setattr(peers, "PEERS", [dataclasses.replace(right, find=less)])
-    (result,) = run_benchmark(dataclasses.replace(config, backends=[], modes=["padded"]))
-    assert (result.status, result.p50_ms, result.parity_error) == (WRONG, None, float("inf"))
-
-
-def test_missing_peer_is_a_row_that_says_so(config: BenchConfig, monkeypatch: pytest.MonkeyPatch):
-    right = next(peer for peer in PEERS if peer.name == "scipy cKDTree" and "padded" in peer.find)
-    monkeypatch.setattr(peers, "PEERS", [dataclasses.replace(right, imports=("no_such_package",))])
-    (result,) = run_benchmark(dataclasses.replace(config, backends=[], modes=["padded"]))
-    assert (result.mode, result.execution, result.status) == ("padded", "-", MISSING)
-    assert "No module named 'no_such_package'" in result.note
 
 
 def test_brute_force_that_takes_too_long_is_foreseen(config: BenchConfig):

@@ -46,9 +46,7 @@ def test_rows_without_a_time_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("error", "status"), [(1e-6, OK), (0.1, WRONG)])
-def test_a_step_is_timed_if_the_small_model_agrees(
-    error: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_is_timed_if_the_small_model_agrees(error: float, status: str, tmp_path, monkeypatch):
     monkeypatch.setitem(models.MODELS, "gino", models.GINO._replace(make=small))
     monkeypatch.setattr(models, "import_failure", lambda name: None)
     monkeypatch.setattr(models, "disagreement", lambda *_: error)

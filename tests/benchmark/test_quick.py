@@ -1,9 +1,7 @@
 """Ours beside what is installed: a table and a picture of few rows."""
 
 import subprocess
-from pathlib import Path
 
-import pytest
 import torch
 
 from pointproj.benchmark import league, quick
@@ -33,9 +31,7 @@ def test_the_fastest_execution_of_each_implementation_is_shown():
     ]
 
 
-def test_the_command_measures_what_is_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_the_command_measures_what_is_installed(tmp_path, monkeypatch, capsys):
     configs = []
 
     def measured(config: BenchConfig, *, interleaved: list[str]) -> list[Row]:
@@ -76,9 +72,7 @@ def test_the_league_begins_with_what_we_lose():
     assert "- native, `w1` step: skipped, would take about 9 s a call" in league.page(rows)
 
 
-def test_libraries_are_installed_one_by_one_and_only_if_the_user_agrees(
-    monkeypatch: pytest.MonkeyPatch, capsys
-):
+def test_libraries_are_installed_one_by_one_and_only_if_the_user_agrees(monkeypatch, capsys):
     commands = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess:

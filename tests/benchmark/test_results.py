@@ -33,9 +33,7 @@ def test_processes_of_one_run_share_a_file_and_one_that_does_not_write_leaves_it
 
 
 @pytest.mark.parametrize("change", [{"commit": "def"}, {"date": "2026-02-03T00:00:00+00:00"}], ids=str)
-def test_another_commit_or_run_starts_a_new_file_and_keeps_the_old_one(
-    change: dict[str, str], tmp_path: Path, caplog
-):
+def test_another_commit_or_run_starts_a_new_file_and_keeps_the_old_one(change, tmp_path, caplog):
     first = ResultsFile(tmp_path / "r.csv")
     first.add(row())
     first.add(row(mode="forward"))

@@ -177,9 +177,7 @@ def test_time_of_the_import_is_a_row_and_one_that_fails_too(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("backend", names())
 @pytest.mark.parametrize("mode", ["knn", "search"])
-def test_compiled_and_eager_calls_return_both_distances_and_indices(
-    backend: str, mode: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_compiled_and_eager_calls_return_both_distances_and_indices(backend: str, mode: str, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     if missing_backend(backend, "cpu", "knn") or (backend == "torch" and mode == "search"):
         pytest.skip("not on this machine")

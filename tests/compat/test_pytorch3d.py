@@ -80,9 +80,7 @@ def test_values_by_definition(name: str, definition: Callable, padding: int, k: 
 
 
 @pytest.mark.parametrize(("name", "definition", "padding", "k", "lengths"), CASES)
-def test_derivatives_of_squared_distances(
-    name: str, definition: Callable, padding: int, k: int, lengths: tuple
-):
+def test_derivatives_of_squared_distances(name, definition, padding, k, lengths):
     p1, p2 = _clouds()
     p1[0, 3] = p2[0, 5]  # a distance of 0
     chosen = definition(p1, p2, *lengths, k)

@@ -1,6 +1,7 @@
 """The cache: equal keys give equal arrays, whatever happened to the bytes in between."""
 
 import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -77,28 +78,18 @@ def test_any_damage_is_noticed_and_repaired(tmp_path_factory, data):
     assert_stored(cache.load(key))
 
 
-def test_a_failed_write_leaves_the_old_entry_and_no_litter(tmp_path, monkeypatch):
-    cache = Cache(tmp_path)
-    key = entry_key("ab", SETTINGS)
-    cache.store(key, ARRAYS)
-
-    def fail(*arguments):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("pointproj.geometry.files.writing.os.replace", fail)
-    with pytest.raises(RunError, match="disk full"):
-        cache.store(key, {"vertices": np.zeros(3)})
-    assert_stored(cache.load(key))
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [cache.path(key)]
-
-
-def test_a_full_disk_is_an_error_with_the_name_of_the_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("owner", "call"), [(os, "replace"), (Path, "write_bytes")])
+def test_a_full_disk_is_told_with_the_file_and_leaves_the_old_entry_and_no_litter(
+    owner, call, tmp_path, monkeypatch
+):
     def full_disk(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    cache = Cache(tmp_path)
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
-    words = rf"{cache.path('abc')} cannot be written \(No space left on device\).*data\.cache=FOLDER"
+    cache, key = Cache(tmp_path), entry_key("ab", SETTINGS)
+    cache.store(key, ARRAYS)
+    monkeypatch.setattr(owner, call, full_disk)
+    words = rf"{cache.path(key)} cannot be written \(No space left on device\).*data\.cache=FOLDER"
     with pytest.raises(RunError, match=words):
-        cache.store("abc", {"numbers": np.arange(3)})
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        cache.store(key, {"vertices": np.zeros(3)})
+    assert_stored(cache.load(key))
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [cache.path(key)]

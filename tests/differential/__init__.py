@@ -1,6 +1,5 @@
 """Random calls of every operator on every backend, against an independent formula in float64.
 
-``python -m tests.differential --backend native --cases 10000 --seed 0`` draws so many calls, compares values,
-every gradient by name and second derivatives, and prints one line for each call that differs, with the
-command that repeats it.
+``DIFFERENTIAL_CASES=10000 pytest tests/ops/test_differential.py -k native-cpu`` draws so many calls, and
+compares values, every gradient by name and second derivatives.
 """

@@ -178,36 +178,23 @@ def in_cloud(rows: Tensor, points: Tensor) -> Tensor:
     return torch.where(rows >= 0, rows - first, -1)
 
 
-@dataclass
-class Outcome:
-    """What came of one call on one backend."""
-
-    differences: list[str]
-    compared: int = 0  # tensors
-    beyond: int = 0  # tensors that plain torch cannot compute in their dtype, not compared
-
-
-def check(expected: Expected, backend: str, device: str = "cpu") -> Outcome:
-    """Compare one call on one backend."""
+def check(expected: Expected, backend: str, device: str = "cpu") -> list[str]:
+    """Compare one call on one backend; what differs."""
     runner = Runner(expected, backend, device)
     try:
         got = expected.derived(runner, device=device)
     except Exception as error:
-        return Outcome([f"{type(error).__name__}: {error}"[:300]])
-    outcome = Outcome(list(dict.fromkeys(runner.lists_differ)))
-    if outcome.differences:
-        return outcome
-    for name, value in got.items():
-        if name not in expected.exact:  # no gradient was needed
-            continue
-        outcome.compared += 1
-        _compare(name, value, expected, outcome)
+        return [f"{type(error).__name__}: {error}"[:300]]
+    if runner.lists_differ:
+        return list(dict.fromkeys(runner.lists_differ))
     missing = expected.exact.keys() - got.keys()
-    outcome.differences += [f"{name}: missing" for name in missing if expected.exact[name].any()]
-    return outcome
+    differences = [f"{name}: missing" for name in missing if expected.exact[name].any()]
+    known = got.keys() & expected.exact.keys()  # for others no gradient was needed
+    return differences + [of for name in known if (of := _difference(name, got[name], expected))]
 
 
-def _compare(name: str, got: Tensor, expected: Expected, outcome: Outcome) -> None:
+def _difference(name: str, got: Tensor, expected: Expected) -> str:
+    """What differs of a tensor; nothing of one that plain torch cannot compute in its dtype."""
     exact, plain = expected.exact[name], expected.plain[name]
     # Rows of queries that are not finite.
     if name == "aggregated" and torch.equal(got.isnan(), exact.isnan()):
@@ -218,17 +205,16 @@ def _compare(name: str, got: Tensor, expected: Expected, outcome: Outcome) -> No
     most = torch.finfo(got.dtype).max
     most = most**0.5 / 1024 if "reference_weights" in expected.call.leaves else most / 4
     if not exact.isfinite().all() or largest > most or not plain.isfinite().all():
-        outcome.beyond += 1
-        return
+        return ""
     try:
         assert_close(name, got, exact, plain)
-        return
+        return ""
     except AssertionError as error:
         words = str(error)
     for noisy in expected.with_noise():
         try:
             assert_close(name, got, exact, noisy[name].to(got.dtype).nan_to_num(nan=0.0))
-            return
+            return ""
         except AssertionError:
             continue
-    outcome.differences.append(words)
+    return words

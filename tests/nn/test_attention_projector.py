@@ -1,9 +1,10 @@
-"""The network by attention: what holds for every network."""
+"""The networks by attention and of pairs: what holds for every network."""
 
 import pytest
 import torch
 
 from pointproj.nn.attention_projector import AttentionProjector
+from pointproj.nn.pairs_projector import PairsProjector
 
 
 def cloud(clouds=2):
@@ -16,9 +17,18 @@ def network(**settings):
     return AttentionProjector(**{"k": 7, "hidden_channels": 8, "heads": 2, "backend": "torch", **settings})
 
 
-def test_batch_equals_the_loop_and_parts_equal_the_whole():
+def pairs(**settings):
+    torch.manual_seed(0)
+    return PairsProjector(**{"k": 5, "wide": 3, "hidden_channels": 8, "backend": "torch", **settings})
+
+
+both = pytest.mark.parametrize("make", [network, pairs])
+
+
+@both
+def test_batch_equals_the_loop_and_parts_equal_the_whole(make):
     query_points, reference_points = cloud()
-    model = network()
+    model = make()
     expected = torch.stack([model(query_points, points) for points in reference_points])
     torch.testing.assert_close(model(query_points, reference_points), expected)
     encoding = model.encode(reference_points)
@@ -26,16 +36,21 @@ def test_batch_equals_the_loop_and_parts_equal_the_whole():
     torch.testing.assert_close(torch.cat(parts, dim=1), expected)
 
 
-def test_every_parameter_learns_and_the_whole_is_one_graph():
+@both
+def test_every_parameter_learns_and_the_whole_is_one_graph(make):
     query_points, reference_points = cloud()
-    model = network()
+    model = make()
     expected = model(query_points, reference_points)
     expected.square().sum().backward()
-    silent = [name for name, parameter in model.named_parameters() if not parameter.grad.any()]
-    assert silent == []
+    assert [name for name, parameter in model.named_parameters() if not parameter.grad.any()] == []
     torch._dynamo.reset()
     got = torch.compile(model, fullgraph=True, backend="aot_eager")(query_points, reference_points)
     torch.testing.assert_close(got, expected)
+
+
+def test_clouds_of_fewer_points_than_the_larger_scale_spans():
+    query_points, reference_points = cloud()
+    assert pairs(k=20)(query_points, reference_points).isfinite().all()
 
 
 def test_moving_and_scaling_a_cloud_leaves_what_is_relative():

@@ -284,7 +284,8 @@ def test_compiled_in_one_graph_and_under_transforms(name, where: Where):
 
     torch._dynamo.reset()
     expected = torch.autograd.grad(loss(*given), given)
-    compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*given), given)
+    function = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    compiled = torch.autograd.grad(function(*given), given)
     transformed = torch.func.grad(loss, argnums=tuple(range(len(given))))(*given)
     for key, one, other, third in zip(inputs, compiled, expected, transformed, strict=True):
         assert_close(f"d_{key}", one, other)

@@ -205,12 +205,8 @@ def test_gradient_of_sigma_of_any_size(scale: float, kernel: str, operator: str,
     for size in (1.0, scale):
         sigma = torch.tensor(0.2 * size, device=where.device, requires_grad=True)
         given = query * size, points * size, features
-        if operator == "knn":
-            options = {"sigma": sigma, "kernel": kernel, "backend": where.backend}
-            aggregated = pointproj.knn_aggregate(*given, 4, **options)
-        else:
-            options = {"sigma": sigma, "kernel": kernel, "backend": where.backend}
-            aggregated = pointproj.radius_aggregate(*given, 0.5 * size, **options)
+        neighborhood = 4 if operator == "knn" else 0.5 * size
+        aggregated = run(operator, Problem(*given), neighborhood, sigma, kernel=kernel, backend=where.backend)
         (by_sigma,) = torch.autograd.grad(aggregated.sum(), sigma)
         made.append(by_sigma * size)
     torch.testing.assert_close(made[1], made[0], rtol=2e-3, atol=0.0)

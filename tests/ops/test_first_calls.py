@@ -9,6 +9,7 @@ import pytest
 from pointproj.ops.registry import load, names
 
 
+@pytest.mark.slow
 def test_first_calls_in_any_circumstance_and_training_after_them(device: str):
     """On a CPU Triton has torch's operators under other names."""
     able = [name for name in names() if device in load(name).RANK and load(name).unavailable() is None]

@@ -69,9 +69,7 @@ def test_without_a_compiler(nothing_built: Path, monkeypatch: pytest.MonkeyPatch
     ],
     ids=["too-old", "newer-than-torch", "no-version", "missing", "suitable", "older-than-torch"],
 )
-def test_cuda_toolkit(
-    said: str | None, reason: str | None, nothing_built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_cuda_toolkit(said: str | None, reason: str | None, nothing_built: Path, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "architectures_here", lambda: ("90",))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(compiler.shutil, "which", _which(tmp_path / "bin"))

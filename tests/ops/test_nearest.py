@@ -46,9 +46,7 @@ def _lattice(device: str, dtype: torch.dtype = torch.float64) -> Problem:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("needs_grad", [False, True])
-def test_queries_that_are_not_finite_and_points_that_are_nobodys(
-    dtype: torch.dtype, needs_grad: bool, where: Where
-):
+def test_queries_that_are_not_finite_and_points_that_are_nobodys(dtype, needs_grad: bool, where):
     query = torch.tensor([[0.0, 0.0, 0.0], [0.0, torch.nan, 0.0], [torch.inf, 0.0, 0.0]], dtype=dtype)
     points = torch.tensor([[0.0, 0.0, 3.0], [torch.nan, 0.0, 0.0], [4.0, 0.0, 0.0]], dtype=dtype)
     leaves = [t.to(where.device).requires_grad_(needs_grad) for t in (query, points)]

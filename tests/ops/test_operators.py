@@ -9,7 +9,7 @@ import pointproj
 from pointproj.benchmark.cases import Case, Problem
 from pointproj.ops.specification import reference
 from tests.conftest import Where
-from tests.ops.cases import CASES, WORKLOADS, by_id, calls
+from tests.ops.cases import CASES, WORKLOADS, calls
 from tests.oracle import assert_close, derivatives, exact, neighbors, probe, run, specified
 
 CALLS = [pytest.param(case, operator, id=name) for name, case, operator in calls()]
@@ -99,28 +99,6 @@ def test_knn_on_a_lattice_takes_the_lower_indices(where: Where):
     _, rows = pointproj.knn(center, corners, 4, backend=where.backend)
     # The centre is row 13; its six face neighbours, all at distance 1, are rows 4, 10, 12, 14, 16, 22.
     assert rows.tolist() == [[13, 4, 10, 12]]
-
-
-@pytest.mark.operators("radius")
-def test_radius_is_inclusive(where: Where):
-    query = torch.zeros(1, 3, device=where.device)
-    points = torch.tensor([[0.3, 0.0, 0.0], [0.0, -0.3, 0.0], [0.0, 0.0, 0.3000001]], device=where.device)
-    features = torch.tensor([[1.0], [2.0], [300.0]], device=where.device)
-    aggregated = pointproj.radius_aggregate(query, points, features, 0.3, backend=where.backend)
-    assert aggregated.item() == pytest.approx(1.5)
-
-
-def test_neighbors_that_do_not_exist(where: Where):
-    """More neighbours than the cloud has: all of it, then row -1 at distance inf."""
-    case = by_id("ragged-with-empty-clouds")
-    problem = case.problem(where.device)
-    points = problem.query_points, problem.reference_points
-    distances, rows = pointproj.knn(*points, 4, backend=where.backend, **problem.offsets)
-    for (q, r), available in zip(problem.ranges(), (0, 4, 0, 1, 4, 0), strict=True):
-        found = rows[q.start : q.stop]
-        assert (found[:, available:] == -1).all()
-        assert ((found[:, :available] >= r.start) & (found[:, :available] < r.stop)).all()
-        assert distances[q.start : q.stop, available:].isinf().all()
 
 
 def _specified_rows(problem: Problem, k: int) -> torch.Tensor:

@@ -47,10 +47,10 @@ def test_grids_of_any_size_without_points_that_are_not_finite(kind: float | str,
     if kind == "not-finite":
         points = _clustered(3000, device)
         points[::5], points[1::5, 2] = torch.nan, torch.inf
-        query = points[:20].clone()
+        query = points[:7].clone()
     else:
         points = torch.rand(200, 3, generator=torch.Generator().manual_seed(0)).to(device) * kind
-        query = points[:8] * 1.1
+        query = points[:3] * 1.1
     _, rows = pointproj.knn(query, points, 5, backend="triton")
     assert torch.equal(rows, reference.knn_search(query, points, 5))
 
@@ -61,9 +61,9 @@ def test_features_that_are_not_finite_reach_neighbors_only(device: str):
     broken = {1: (7, torch.nan), 2: (8, torch.inf)}
     for column, (row, value) in broken.items():
         features[row, column] = value
-    aggregated = pointproj.radius_aggregate(points[:25], points, features, 0.3, backend="triton")
+    aggregated = pointproj.radius_aggregate(points[:9], points, features, 0.3, backend="triton")
     for column, (row, _) in broken.items():
-        is_neighbor = reference.within(points[:25], points, 0.3)[:, row]
+        is_neighbor = reference.within(points[:9], points, 0.3)[:, row]
         assert is_neighbor.any()
         assert not is_neighbor.all()
         assert torch.equal(~aggregated[:, column].isfinite(), is_neighbor)
@@ -100,8 +100,8 @@ def test_lists_within_a_radius_are_refused(device: str):
 def test_sums_of_many_points(sigma: float, device: str):
     generator = torch.Generator().manual_seed(0)
     query = torch.rand(3, 3, generator=generator).to(device)
-    points = torch.rand(400, 3, generator=generator).to(device)
-    features = torch.randn(400, 20, generator=generator).to(device).requires_grad_()
+    points = torch.rand(150, 3, generator=generator).to(device)
+    features = torch.randn(150, 20, generator=generator).to(device).requires_grad_()
     upstream = torch.randn(3, 20, generator=generator).to(device)
     expected = reference.radius_aggregate(query, points, features, 0.6, sigma)
     aggregated = pointproj.radius_aggregate(query, points, features, 0.6, sigma=sigma, backend="triton")

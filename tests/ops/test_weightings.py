@@ -129,9 +129,7 @@ def test_inverse_distances_below_an_eps_of_more_than_one(operator: str, backend:
         (4.0, 1e-9, (5e-10, 2e-9, 2e-9, 0.5)),
     ],
 )
-def test_inverse_distances_at_the_ends(
-    power: float, eps: float, distances: tuple[float, ...], operator: str, backend: Where
-):
+def test_inverse_distances_at_the_ends(power, eps, distances, operator, backend):
     """Every gradient is the specification's in the same dtype, also where that is infinite."""
     reference_points = torch.tensor([[d, 0.0, 0.0] for d in distances])
     features = torch.arange(1.0, len(distances) + 1)[:, None] * torch.tensor([[1.0, -3.0]])

@@ -54,20 +54,6 @@ def test_a_folder_means_its_last_checkpoint(tmp_path, config):
     assert checkpoint.read(tmp_path, config)["which"] == "last"
 
 
-def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, config, monkeypatch):
-    path = tmp_path / "last.pt"
-    checkpoint.save(path, {"step": 1}, config)
-
-    def interrupted(number):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(path, {"step": 2}, config)
-    assert checkpoint.read(path, config)["step"] == 1
-    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
-
-
 def test_random_states_continue_where_they_were():
     states = checkpoint.random_states()
     drawn = torch.rand(2).tolist()
