@@ -1,4 +1,4 @@
-"""``radius_search``, ``knn`` and the ball query layer of nvidia-physicsnemo 2.2.
+"""``radius_search``, ``knn``, the ball query layer and FIGConvNet's search of nvidia-physicsnemo 2.2.
 
     install()  # all of the library's models search with pointproj from here on
     radius_search(points, queries, radius, max_points)  # or its functions, one by one
@@ -28,6 +28,7 @@ from pointproj.ops.specification.clouds import as_dtype, rows_of
 NAME = "pointproj"  # of the implementations
 RANK = -1  # the implementation of lowest rank is chosen; the library's begin at 0
 MOST_PAIRS = torch.iinfo(torch.int32).max
+FIGCONVNET = ("radius_search_warp", "batched_radius_search_warp")
 
 _replaced: list[Callable] = []  # the library's dispatcher while ours is installed
 
@@ -147,6 +148,40 @@ class BQWarp(nn.Module):
         return radius_search(points, queries, self.radius, self.neighbors_in_radius, return_points=True)
 
 
+def radius_search_warp(
+    points: Tensor, queries: Tensor, radius: float, grid_dim: int | tuple[int, int, int] = (128, 128, 128)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All points within a radius of each query, as FIGConvNet searches; waits for the device.
+
+    Clouds are (N, 3) and (M, 3), or for ``batched_radius_search_warp``, which is the same function,
+    (B, N, 3) and (B, M, 3). A point at exactly the radius is within. Points need not be contiguous, and
+    float64 is searched in float64; theirs takes float32 alone. ``grid_dim`` is not read.
+
+    Returns
+    -------
+    neighbor_index : (pairs,) int32 tensor
+        Rows of the packed points, ascending for each query (theirs: as found).
+    neighbor_distance : (pairs,) tensor
+        In the points' dtype, without gradient.
+    neighbor_split : (M + 1,) or (B * M + 1,) int32 tensor
+        Where the pairs of each query begin and end.
+
+    Raises
+    ------
+    ValueError
+        If there are more pairs than int32 counts, as in the library.
+    """
+    dtype = points.dtype
+    points, queries = coordinates(points=points.detach(), queries=queries.detach())
+    found = within(queries, points, number_or_tensor("radius", radius, (), points))
+    if len(found.rows) >= MOST_PAIRS:
+        raise ValueError(f"found {len(found.rows)} neighbors, expected fewer than 2**31 - 1")
+    return found.rows.int(), as_dtype(found.distances, dtype), found.row_splits.int()
+
+
+batched_radius_search_warp = radius_search_warp
+
+
 def install() -> None:
     """Make these functions the library's default, in its models too; a second call changes nothing.
 
@@ -159,6 +194,7 @@ def install() -> None:
         If the library is not installed.
     """
     from physicsnemo.core.function_spec import Implementation
+    from physicsnemo.models.figconvnet import neighbor_ops
     from physicsnemo.nn.functional.neighbors.knn import KNN
     from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch
 
@@ -173,10 +209,13 @@ def install() -> None:
 
     KNN.dispatch = classmethod(dispatch)
     _replaced.append(theirs)
+    for name in FIGCONVNET:
+        setattr(neighbor_ops, name, radius_search_warp)
 
 
 def uninstall() -> None:
     """Undo :func:`install`."""
+    from physicsnemo.models.figconvnet import neighbor_ops, warp_neighbor_search
     from physicsnemo.nn.functional.neighbors.knn import KNN
     from physicsnemo.nn.functional.neighbors.radius_search import RadiusSearch
 
@@ -184,6 +223,8 @@ def uninstall() -> None:
         for spec in (RadiusSearch, KNN):
             del spec._get_impls()[NAME]
         KNN.dispatch = _replaced.pop()
+        for name in FIGCONVNET:
+            setattr(neighbor_ops, name, getattr(warp_neighbor_search, name))
 
 
 def _nearest_within(

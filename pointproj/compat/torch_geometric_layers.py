@@ -97,11 +97,11 @@ class EdgeConv(_Convolution):
         return self._aggregated(x, self.listed(edge_index, len(x[1])))
 
     def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList) -> Tensor:
-        # W [x_i, x_j - x_i] = W_d x_j + (W_x - W_d) x_i; no position has a column.
+        # W [x_i, x_j - x_i] = W_d x_j + (W_x - W_d) x_i, without positions.
         ((first, bias), *others), activation = layers_of(self.nn, x[0])
         of_query, of_difference = first.chunk(2, dim=1)
-        weight = torch.cat([of_difference, first.new_zeros(len(first), 2), of_query - of_difference], dim=1)
-        nowhere = [points.new_zeros(len(points), 2, dtype=torch.float32) for points in (x[1], x[0])]
+        weight = torch.cat([of_difference, of_query - of_difference], dim=1)
+        nowhere = [points.new_zeros(len(points), 0, dtype=torch.float32) for points in (x[1], x[0])]
         layers = [(weight, bias), *others]
         kind = {"activation": activation, "reduce": self.reduce}
         return edge_mlp(x[0], *nowhere, lists, layers, query_features=x[1], **kind)

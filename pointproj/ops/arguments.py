@@ -17,10 +17,11 @@ INDICES = (torch.int32, torch.int64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def check_cloud(name: str, points: Tensor, in_space: bool = True) -> None:
-    """Shape and dtype of one cloud, or of a batch of them, in space or with more coordinates."""
+def check_cloud(name: str, points: Tensor, in_space: bool = True, nowhere: bool = False) -> None:
+    """Shape and dtype of one cloud, or of a batch of them, in space, with more coordinates, or with none."""
     _check_tensor(name, points)
-    if points.ndim not in (2, 3) or points.shape[-1] < 2 or (in_space and points.shape[-1] > 3):
+    dims = points.shape[-1] if points.ndim in (2, 3) else 1
+    if dims == 1 or (dims == 0 and not nowhere) or (in_space and dims > 3):
         others = "2 coordinates in the plane" if in_space else "any other number of coordinates from 2 on"
         raise ValueError(
             f"{name} must have shape (n, 3) or (batch, n, 3), or {others}; got {tuple(points.shape)}"
@@ -29,10 +30,12 @@ def check_cloud(name: str, points: Tensor, in_space: bool = True) -> None:
         raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
 
 
-def check_points(query_points: Tensor, reference_points: Tensor, in_space: bool = True) -> None:
+def check_points(
+    query_points: Tensor, reference_points: Tensor, in_space: bool = True, nowhere: bool = False
+) -> None:
     """Shapes, dtypes and devices of the two clouds."""
-    check_cloud("query_points", query_points, in_space)
-    check_cloud("reference_points", reference_points, in_space)
+    check_cloud("query_points", query_points, in_space, nowhere)
+    check_cloud("reference_points", reference_points, in_space, nowhere)
     if query_points.ndim != reference_points.ndim:
         raise ValueError(
             f"query_points {tuple(query_points.shape)} and reference_points {tuple(reference_points.shape)} "

@@ -31,6 +31,7 @@ from pointproj.ops.layers import (
 )
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import choose, modules
+from pointproj.ops.specification.clouds import finite_rows, linear_rows
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -62,7 +63,7 @@ def edge_mlp(
         Of the reference points, packed ones for ragged batches. float16, bfloat16, float32 or float64; sums
         run in float32 or wider.
     query_points, reference_points : (Q, D) and (N, D), or (B, Q, D) and (B, N, D), float32 or float64 tensor
-        The points that were searched.
+        The points that were searched; with no coordinates, D = 0, the MLP gets no position.
     neighbors : Neighbors or NeighborList
         From :func:`pointproj.radius_neighbors`; or ``Neighbors(indices, distances)`` with what
         :func:`pointproj.knn` gives, the other way round.
@@ -108,7 +109,7 @@ def edge_mlp(
         If ``backend`` names one that cannot run here.
     """
     arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
-    arguments.check_points(query_points, reference_points)
+    arguments.check_points(query_points, reference_points, nowhere=not with_distance)
     arguments.check_features(features, reference_points)
     check_lists(neighbors, query_points, reference_points)
     if reduce not in REDUCTIONS:
@@ -129,10 +130,10 @@ def edge_mlp(
     if len(given) > 1 and reduce != "max" and not (factors is not None or kind.at_end):
         last, kind = given.pop(), kind._replace(at_end=True)
     empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
-    hidden = empty if only else linear(features.flatten(0, -2), columns.feature)
+    hidden = empty if only else linear_rows(features.flatten(0, -2), columns.feature)
     of_queries = empty
     if query_features is not None:
-        of_queries = linear(query_features.flatten(0, -2).to(features.dtype), columns.query)
+        of_queries = linear_rows(query_features.flatten(0, -2).to(features.dtype), columns.query)
     places = (reference_points, query_points) if with_distance else _centred(reference_points, query_points)
     places = [points.flatten(0, -2) for points in places]
     first = [columns.place.to(real), columns.bias.to(real)]
@@ -202,12 +203,10 @@ def _with_places(values: Tensor, places: Tensor, weight: Tensor) -> Tensor:
 
     Differences of the result matter. A place that is not finite makes NaN, and no gradient.
     """
-    finite = places.isfinite().all(-1, keepdim=True)
-    places = torch.where(finite, places, 0.0)
-    made = torch.where(finite, 0.0, torch.nan).to(places.dtype)
+    places, made = finite_rows(places)
     made = made + values if values.numel() else made
-    for place, column in zip(places.split(1, dim=1), weight.unbind(1), strict=True):
-        made = torch.addcmul(made, place, column)
+    for place, column in zip(places.unbind(1), weight.unbind(1), strict=True):
+        made = torch.addcmul(made, place[:, None], column)
     return made
 
 

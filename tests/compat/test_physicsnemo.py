@@ -189,6 +189,24 @@ def test_the_library_chooses_ours_once_installed(library, installed):
     assert torch.equal(named[0], indices)
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+def test_figconvnet_searches_with_ours_once_installed(library, installed, batch: int | None):
+    package = "physicsnemo.models.figconvnet."
+    name = "radius_search_warp" if batch is None else "batched_radius_search_warp"
+    search, theirs = (
+        getattr(import_module(package + of), name) for of in ("neighbor_ops", "warp_neighbor_search")
+    )
+    assert search is ours.radius_search_warp
+    points, queries = _clouds(batch)
+    index, distance, split = theirs(points, queries, RADIUS)
+    queries_of = torch.arange(len(split) - 1).repeat_interleave(split.diff())
+    order = (queries_of * 1000 + index).argsort()
+    for got, expected in zip(
+        search(points, queries, RADIUS), (index[order], distance[order], split), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
 def test_model_gives_the_same_output_and_gradients(library, installed, monkeypatch: pytest.MonkeyPatch):
     torch.manual_seed(0)
     model = library.GeoTransolver(

@@ -74,7 +74,42 @@ def test_ball_query_takes_the_first(nsample: int):
         assert found == first + [first[0] if first else 0] * (nsample - len(first))
 
 
+def test_grouping_and_all_its_derivatives():
+    inputs = {"xyz": points(2, 20, 3), "new_xyz": points(2, 4, 3, seed=1), "features": points(2, 5, 20)}
+    idx = pointnet2.ball_query(0.6, 3, inputs["xyz"], inputs["new_xyz"]).long()
+    clouds = torch.arange(2)[:, None, None]
+
+    def by_definition(xyz: Tensor, new_xyz: Tensor, features: Tensor) -> Tensor:
+        relative = (xyz[clouds, idx] - new_xyz[:, :, None]).permute(0, 3, 1, 2)
+        own = features.mT[clouds, idx].permute(0, 3, 1, 2)
+        alone = torch.cat([xyz.mT, features], dim=1)[:, :, None]
+        return torch.cat([torch.cat([relative, own], dim=1), alone.expand(-1, -1, 4, -1)], dim=3)
+
+    def ours(xyz: Tensor, new_xyz: Tensor, features: Tensor, **options: bool) -> Tensor:
+        alone = pointnet2.GroupAll(**options)(xyz, None, features)
+        groups = pointnet2.QueryAndGroup(0.6, 3, **options)(xyz, new_xyz, features)
+        return torch.cat([groups, alone.expand(-1, -1, 4, -1)], dim=3)
+
+    assert_same_derivatives(ours, by_definition, inputs)
+    assert torch.equal(ours(**inputs, use_xyz=False), ours(**inputs)[:, 3:])
+
+
+def test_farthest_points_begin_with_the_first():
+    xyz = points(2, 30, 3)
+    idx = pointnet2.furthest_point_sample(xyz, 9)
+    for cloud, rows in zip(xyz, idx.tolist(), strict=True):
+        for count in range(1, 9):
+            nearest = (cloud[:, None] - cloud[rows[:count]]).norm(dim=2).amin(1)
+            assert rows[count] == nearest.argmax()
+    assert idx.dtype == torch.int32
+    assert (idx[:, 0] == 0).all()
+    chosen = pointnet2.gather_operation(xyz.mT.contiguous(), idx)
+    assert torch.equal(chosen[1, :, 4], xyz[1, idx[1, 4]])
+
+
 def test_errors():
+    with pytest.raises(ValueError, match="expected features, or use_xyz"):
+        pointnet2.GroupAll(use_xyz=False)(points(2, 9, 3))
     with pytest.raises(ValueError, match="idx and weight must have one shape"):
         pointnet2.three_interpolate(points(2, 5, 20), torch.zeros(2, 9, 3).int(), points(2, 8, 3))
     with pytest.raises(ValueError, match="equally many clouds"):

@@ -29,6 +29,7 @@ SETTINGS = {
     | {"reduce": "sum"},
     "largest-of-one-layer": {"widths": (4,), "reduce": "max", "of_queries": 2, "with_distance": True},
     "in-the-plane": {"widths": (4, 3), "dims": 2, "activation": "tanh", "reduce": "sum"},
+    "nowhere": {"widths": (6, 4), "nowhere": True, "of_queries": 3},
 }
 MODULES = {
     "gelu": nn.GELU,
@@ -63,6 +64,9 @@ def case(
     inputs |= dict(
         zip(("query_points", "reference_points"), (p.to(device, positions) for p in points), strict=True)
     )
+    if settings.get("nowhere"):  # the search had points, the network has none
+        inputs |= {name: inputs[name][:, :0] for name in ("query_points", "reference_points")}
+        settings["dims"] = 0
     if settings["of_queries"]:
         inputs["query_features"] = normal(queries, settings["of_queries"])
     if settings["weighted"]:
@@ -123,7 +127,7 @@ def by_hand(inputs, neighbors, layers, options):
 
 
 def named(inputs, layers):
-    return inputs | dict(layers.named_parameters())
+    return {n: t for n, t in inputs.items() if t.numel()} | dict(layers.named_parameters())
 
 
 def compare(got, expected, of, seconds=False):
@@ -232,13 +236,13 @@ def test_a_nan_reaches_only_those_that_have_it_as_neighbor(name, form, where: Wh
     row = next(rows for rows in lists if rows)[0]
     with torch.no_grad():
         inputs["query_features"][without] = torch.nan
-        got = apply(inputs, neighbors, layers, options, where)
-        assert got.isfinite().all()
-        assert not got[without].any()
-    grads = torch.autograd.grad(apply(inputs, neighbors, layers, options, where).sum(), list(inputs.values()))
-    assert all(g.isfinite().all() for g in grads)
-    with torch.no_grad():
         inputs["features"][row] = torch.nan
+    alone = neighbors._replace(indices=neighbors.indices.masked_fill(neighbors.indices == row, -1))
+    got = apply(inputs, alone, layers, options, where)
+    assert got.isfinite().all()
+    assert not got[without].any()
+    grads = torch.autograd.grad(got.sum(), list(named(inputs, layers).values()))
+    assert all(g.isfinite().all() for g in grads)
     got = apply(inputs, neighbors, layers, options, where)
     reached = torch.tensor([row in rows for rows in lists], device=where.device)
     assert got[reached].isnan().all()
@@ -312,6 +316,11 @@ class TestWrongArguments:
             ({"query_features": torch.rand(22, 3)}, "one row for each query point"),
             ({"weights": torch.rand(23)}, "one number for each pair"),
             ({"neighbors": Neighbors(torch.rand(23, 6), None)}, "int32 or int64"),
+            (
+                {n: torch.rand(s, 0) for n, s in (("query_points", 23), ("reference_points", 31))}
+                | {"with_distance": True},
+                "2 coordinates in the plane",
+            ),
         ],
     )
     def test_are_named(self, change, words):

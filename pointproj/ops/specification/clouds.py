@@ -119,3 +119,21 @@ def chunks_of(lists: Tensor, width: int) -> Iterator[slice]:
     """Parts of lists (Q, K) or (M,) that can be worked on together, with so many numbers of each pair."""
     size = max(1, VALUES_AT_ONCE // max(1, lists[:1].numel() * width))
     return (slice(first, first + size) for first in range(0, len(lists), size))
+
+
+def linear_rows(rows: Tensor, weight: Tensor) -> Tensor:
+    """``rows @ weight.T``, without a gradient of the weight from rows that are not finite.
+
+    No pair may have such a row, and 0 times NaN is NaN. The result is NaN there.
+    """
+    finite, missing = finite_rows(rows)
+    return torch.addmm(missing.expand(-1, len(weight)), finite, weight.t())
+
+
+def finite_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (N, C), those that are not finite as zeros; and (N, 1), NaN for these and 0 for the others."""
+    if not rows.shape[1]:
+        return rows, rows.new_zeros(len(rows), 1)
+    largest = torch.linalg.vector_norm(rows.detach(), torch.inf, dim=1, keepdim=True)
+    missing = (largest * 0).to(rows.dtype)
+    return torch.where(missing == 0, rows, 0.0), missing

@@ -13,6 +13,7 @@ from pointproj.ops.backends.torch.edge_mlp import LAYERS, linear_places, relativ
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.backends.torch.pair_chunks import PairFunction
 from pointproj.ops.specification.activations import activated
+from pointproj.ops.specification.clouds import linear_rows
 
 POSITION = tuple((f"position_{weight}", f"position_{bias}") for weight, bias in LAYERS)
 SCORE = tuple((f"score_{weight}", f"score_{bias}") for weight, bias in LAYERS)
@@ -44,7 +45,7 @@ def vector_attend(
     folded = [first[0] @ weight, linear(bias, *first)]
     lists = rows, row_splits, *activations, False
     scores, _ = _scores(
-        reference_points, linear(keys, first[0]), query_points, linear(queries, first[0]),
+        reference_points, linear_rows(keys, first[0]), query_points, linear_rows(queries, first[0]),
         *_four([*before, *folded], empty), *_four([*empty, *further], empty), *lists,
     )  # fmt: skip
     weights = softmax_of_lists(scores, ListedPairs(rows, row_splits, len(reference_points)))
