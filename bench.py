@@ -14,14 +14,14 @@ from omegaconf import DictConfig
 
 from pointproj import command_line
 from pointproj.benchmark.config import BenchConfig, register_schema, to_bench_config
-from pointproj.config import ConfigError
+from pointproj.config import HYDRA_MAIN, ConfigError
 from pointproj.runtime import distributed, overrides
 from pointproj.runtime.errors import exit_on_config_error, exit_on_user_error, is_user_error
 
 register_schema()
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="bench")
+@hydra.main(**HYDRA_MAIN, config_path="conf", config_name="bench")
 def bench(composed: DictConfig) -> None:
     """Run the benchmark that was composed."""
     try:

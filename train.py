@@ -16,7 +16,7 @@ import hydra
 from omegaconf import DictConfig
 
 from pointproj import command_line
-from pointproj.config import Config, ConfigError, register_schema
+from pointproj.config import HYDRA_MAIN, Config, ConfigError, register_schema
 from pointproj.runtime import distributed, overrides, sweep
 from pointproj.runtime.errors import exit_on_config_error, print_any_text
 from pointproj.runtime.run_folder import RunError, run_name
@@ -25,7 +25,7 @@ from pointproj.runtime.signals import Stopped
 register_schema()
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="train")
+@hydra.main(**HYDRA_MAIN, config_path="conf", config_name="train")
 def hydra_main(composed: DictConfig) -> None:
     """Run one job; in a sweep, Hydra calls this for each job."""
     from pointproj.training.job import run_job

@@ -25,17 +25,19 @@ class Command(NamedTuple):
 LIBRARY = {
     "doctor": Command("report what runs on this machine; backend=NAME device=NAME tries one", "doctor"),
     "build-native": Command(
-        "build the backend native now instead of on first use", "ops.backends.native.build"
+        "build the backend native now instead of on first use", "ops.backends.native.build_command"
     ),
 }
 APPLICATION = {
-    "evaluate": Command("measure how well a trained network reconstructs test meshes", "inference.evaluate"),
+    "evaluate": Command(
+        "measure how well a trained network reconstructs test meshes", "inference.evaluate_command"
+    ),
     "predict": Command("reconstruct a mesh or a point file with a trained network", "inference.predict"),
-    "export": Command("export a trained network as files that need only torch", "inference.export"),
+    "export": Command("export a trained network as files that need only torch", "inference.export_command"),
     "sweep": Command("make the table of a sweep again", "runtime.sweep"),
     "download": Command("fetch ModelNet10", "data.download"),
     "benchmark": Command(
-        "compare our operators with the libraries installed here, in two minutes", "benchmark.quick"
+        "compare our operators with the libraries installed here, in two minutes", "benchmark.quick_command"
     ),
     "benchmark-table": Command("make Markdown tables of benchmark results", "benchmark.table"),
     "benchmark-plots": Command("draw plots of benchmark results", "benchmark.plots"),

@@ -137,7 +137,8 @@ def _version_line(library: str, packages: Sequence[str]) -> str:
 
 def _native_library() -> Iterator[str]:
     """Yield the library's file, its architectures, and whether it works; nothing is compiled."""
-    from pointproj.ops.backends.native.build import BUILD_AHEAD, IN_THE_WHEEL, architectures_here, find_build
+    from pointproj.ops.backends.native import BUILD_AHEAD
+    from pointproj.ops.backends.native.build import IN_THE_WHEEL, architectures_here, find_build
     from pointproj.ops.backends.native.compiler import LIBRARY, architectures_in
 
     def made_for(folder: Path) -> str:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pointproj import __version__, command_line
-from pointproj.__main__ import main
+from pointproj.__main__ import APPLICATION, LIBRARY, main
 
 
 @pytest.mark.parametrize(
@@ -49,25 +49,28 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"pointproj {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["a.step"], "a.step is of the kind .step: expected .off"),
-        (["run/best.pt", "a.ply", "B.STEP"], "B.STEP is of the kind .STEP"),
-        (["best.pt"], "no FILE to reconstruct after the checkpoint best.pt"),
-        (["--help"], ""),
-    ],
-)
-def test_predict_checks_its_files_before_anything_heavy_is_imported(given, words):
-    code = """
+IMPORTED = """
 import sys
 from pointproj.__main__ import main
 try:
     main(sys.argv[1:])
 finally:
-    print(sorted({"torch", "trimesh", "warp", "matplotlib"} & {*sys.modules}))"""
-    command = [sys.executable, "-c", code, "predict", *given]
+    print(sorted({"torch", "trimesh", "warp", "physicsnemo", "manifold3d"} & {*sys.modules}))"""
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["predict", "a.step"], "a.step is of the kind .step: expected .off"),
+        (["predict", "run/best.pt", "a.ply", "B.STEP"], "B.STEP is of the kind .STEP"),
+        (["predict", "best.pt"], "no FILE to reconstruct after the checkpoint best.pt"),
+        *(([command, "--help"], "") for command in LIBRARY | APPLICATION),
+    ],
+    ids=" ".join,
+)
+def test_arguments_are_read_before_anything_heavy_is_imported(given, words):
+    command = [sys.executable, "-c", IMPORTED, *given]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == (0 if given == ["--help"] else 2)
+    assert ended.returncode == (2 if words else 0)
     assert words in ended.stderr
     assert ended.stdout.endswith("[]\n")

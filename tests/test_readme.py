@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from pointproj.__main__ import main
 from pointproj.benchmark import table
-from pointproj.benchmark.config import register_schema as register_bench_schema
-from pointproj.benchmark.config import to_bench_config
 from pointproj.benchmark.results import read_rows
 from pointproj.runtime.overrides import check_arguments
 from tests.compat.physicsnemo_library import import_physicsnemo
-from tests.configs import CONF, config_of
+from tests.configs import CONF, bench_config_of, config_of
 from tests.processes import PROJECT
 
 PAGES = sorted(
@@ -135,9 +132,7 @@ def test_train_command_lines(arguments: list[str], tmp_path: Path):
 def test_bench_command_lines(arguments: list[str]):
     # base=REV names a commit to compare with: bench.py takes it away before Hydra reads the others.
     overrides = [of for of in arguments if "=" in of and not of.startswith("base=")]
-    register_bench_schema()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        to_bench_config(compose("bench", overrides=overrides))
+    bench_config_of(*overrides)
 
 
 @pytest.mark.parametrize("arguments", _arguments("-m pointproj"), ids=" ".join)

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from pointproj.config import ConfigError, nearest
+from pointproj.config import ConfigError, nearest, register
 
 WORKLOADS = (  # first those that README shows; of the others, what takes long comes last
     *("w1", "w2", "w2_wide", "scaling", "lists", "cfd", "attend", "large"),
@@ -48,7 +47,7 @@ class BenchConfig:
 
 def register_schema() -> None:
     """Make :class:`BenchConfig` known to Hydra as ``bench_schema``."""
-    ConfigStore.instance().store(name="bench_schema", node=BenchConfig)
+    register({"bench_schema": BenchConfig})
 
 
 def to_bench_config(composed: Any) -> BenchConfig:

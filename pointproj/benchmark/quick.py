@@ -5,16 +5,14 @@ It measures the rows of ``bench.py`` that most users need, and shows them as a t
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from pointproj import command_line
 from pointproj.benchmark import league, peers, plots
-from pointproj.benchmark.config import DEVICES, MODES, BenchConfig
+from pointproj.benchmark.config import MODES, BenchConfig
 from pointproj.benchmark.results import OK, Row, select
 from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import backend_names, missing_backend
@@ -68,25 +66,8 @@ def _by_task(rows: list[Row]) -> dict[str, list[Row]]:
     return {task: select(rows, workload=workload, mode=mode) for task, (workload, mode) in TASKS.items()}
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Measure, and show the table; 1 if nothing got a time."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pointproj benchmark",
-        description="Measure our backends beside the libraries installed here; results are compared first.",
-    )
-    parser.add_argument("--device", choices=DEVICES, default="auto")
-    parser.add_argument("--output", type=Path, default=Path("outputs/benchmark"), help="folder")
-    parser.add_argument(
-        "--peers",
-        choices=("installed", "all"),
-        default="installed",
-        help="all: install, after asking, those that pip brings without a compiler; measure and rank more",
-    )
-    parser.add_argument("--yes", action="store_true", help="install without asking")
-    parser.add_argument(
-        "--minutes", type=float, help="rows not begun by then are left out; default: 2, with --peers all 20"
-    )
-    chosen = command_line.parse(parser, arguments)
+def run(chosen: argparse.Namespace) -> int:
+    """Measure as the command line says, and show the table; 1 if nothing got a time."""
     device = choose_device(chosen.device)
     every = chosen.peers == "all"
     if every:

@@ -8,6 +8,7 @@ Hydra composes ``conf/``. At the start, :func:`to_config` converts the result on
 from collections.abc import Mapping
 from typing import Any
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
@@ -29,9 +30,22 @@ from pointproj.config.schema import (
 from pointproj.config.targets import TARGETS
 from pointproj.config.values import nearest, type_problem
 
+_IS_1_3 = hydra.__version__.startswith("1.3.")
+HYDRA_BASE = {"version_base": "1.3"} if _IS_1_3 else {}
+"""Arguments of ``initialize_config_dir``: Hydra 1.3 warns without them, 1.4 with them."""
+HYDRA_MAIN = HYDRA_BASE if _IS_1_3 else {"execution_whitelist": ["pointproj.runtime.sweep.SweepFolder"]}
+"""Arguments of ``hydra.main``: Hydra 1.4 warns unless it is told which classes a config may name."""
+
 
 class ConfigError(ValueError):
     """A config that cannot run; the message lists every problem, with what to write instead."""
+
+
+def register(schemas: Mapping[str, type]) -> None:
+    """Register dataclasses with Hydra under these names; a name may be registered again."""
+    replace = {} if _IS_1_3 else {"replace": True}  # Hydra 1.3 replaces without the argument
+    for name, schema in schemas.items():
+        ConfigStore.instance().store(name=name, node=schema, **replace)
 
 
 def register_schema() -> None:
@@ -40,10 +54,7 @@ def register_schema() -> None:
     :class:`Config` is registered as ``schema``, which is the first of the defaults in ``conf/train.yaml``.
     Each network is registered as ``NAME_schema``, the first of the defaults in ``conf/projector/NAME.yaml``.
     """
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    for name, network in NETWORKS.items():
-        store.store(name=f"{name}_schema", node=network)
+    register({"schema": Config} | {f"{name}_schema": network for name, network in NETWORKS.items()})
 
 
 def to_config(composed: Any) -> Config:

@@ -235,7 +235,7 @@ class OptimizerConfig:
     name: str = value(MISSING, "the optimizer", choices=("adam", "adamw"))
     lr: float = value(1e-3, "learning rate after the warm-up", above=0)
     weight_decay: float = value(0.0, "weight decay", least=0)
-    betas: tuple[float, float] = value((0.9, 0.999), "decay of the two moments, each from 0 to below 1")
+    betas: tuple[float, ...] = value((0.9, 0.999), "decay of the two moments, each from 0 to below 1")
     warmup: float = value(0.0, "fraction of all steps in which the rate rises linearly", least=0, below=1)
     schedule: str = value("constant", "the rate after the warm-up", choices=("constant", "cosine"))
     clip: float | None = value(None, "largest gradient norm; null: no clipping", above=0)

@@ -1,20 +1,12 @@
-"""Export a trained network as files that need only torch.
+"""Export a trained network as files that need only torch: a program and a package, as export_command says."""
 
-The program (ExportedProgram) has only plain torch operators, and runs on any device of torch. The package
-(AOTInductor) is compiled for this machine's device and needs no Python. It checks nothing: in
-Python, the script ``load.py`` beside it loads it and checks inputs. Both take query points ``(Q, 3)`` and
-reference points ``(N, 3)``, then normals and sensors ``(N, 3)`` if the network uses them, and return
-``(Q, 1)``. Q and N must be at least 2, and N at least the number of neighbours.
-"""
-
-import argparse
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +17,6 @@ from torch import Tensor, nn
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.exc import InductorError
 
-from pointproj import command_line
 from pointproj.config import Config, nearest
 from pointproj.inference.trained_model import saved_config, saved_network
 from pointproj.nn.mlp import MLP
@@ -34,7 +25,6 @@ from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import exportable, functions_of, names, resolve
 from pointproj.runtime.devices import choose_device
 from pointproj.runtime.errors import first_line
-from pointproj.runtime.run_folder import require_writable
 from pointproj.training.checkpoint import load_best
 from pointproj.training.networks import features_of
 
@@ -317,21 +307,3 @@ def _difference(function: Callable[..., Tensor], network: CloudField, device: to
         expected = network(*inputs)
         apart.append((function(*inputs) - expected).abs().max() / expected.abs().max())
     return torch.stack(apart).max().item()  # NaN if any is
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Export the checkpoint that the arguments name, and print what was written."""
-    parser = argparse.ArgumentParser(prog="python -m pointproj export", description=__doc__)
-    parser.add_argument("checkpoint", type=Path, help="a checkpoint, or the folder of a run")
-    parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
-    given = command_line.parse(parser, arguments)
-    folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
-    out = given.out or folder
-    require_writable(out)
-    written = export(given.checkpoint, out, given.device, given.backend)
-    for path in (written.program, written.package):
-        size = path.stat().st_size / 2**20
-        print(f"{path}  {size:.1f} MiB  differs from the network by {written.differences[path.name]:.1e}")
-    print(f"{written.loader}  loads the package and checks its inputs")

@@ -2,32 +2,26 @@
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from pointproj.benchmark import table
-from pointproj.benchmark.config import WITH_RMM, BenchConfig, register_schema, to_bench_config
+from pointproj.benchmark.config import WITH_RMM, BenchConfig
 from pointproj.benchmark.recorder import Recorder
 from pointproj.benchmark.results import ResultsFile
 from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import entries, executions
-from pointproj.benchmark.tutorial import LINES, PROJECT, command
+from pointproj.benchmark.tutorial import LINES, command
 from pointproj.benchmark.workloads import workloads
 from pointproj.config import ConfigError
 from pointproj.runtime.rmm_memory import AllocatorUnavailable
 from tests.benchmark.rows import row
-
-
-def config_of(arguments: list[str]) -> BenchConfig:
-    register_schema()
-    with initialize_config_dir(str(PROJECT / "conf"), version_base="1.3"):
-        return to_bench_config(compose("bench", arguments))
+from tests.configs import bench_config_of
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.label)
 def test_every_line_is_one_implementation_in_one_execution(line, tmp_path):
     program, *arguments = command(line, ["output=x.csv"])[1:]
     assert program.endswith("bench.py")
-    config = config_of(arguments)
+    config = bench_config_of(*arguments)
     assert (config.output, config.gpu_memory) == ("x.csv", line.gpu_memory)
     (workload,) = workloads(config, "cuda")
     (entry,) = entries(config, workload, "cuda")
@@ -42,7 +36,7 @@ def test_every_line_is_one_implementation_in_one_execution(line, tmp_path):
 def test_nothing_is_captured_in_rmms_memory():
     assert executions(BenchConfig(gpu_memory="rmm"), "cuda") == ("eager", "compiled")
     with pytest.raises(ConfigError, match="no CUDA graph while RMM owns the memory"):
-        config_of(["gpu_memory=rmm", "execution=[captured]"])
+        bench_config_of("gpu_memory=rmm", "execution=[captured]")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")

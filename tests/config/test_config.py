@@ -287,6 +287,7 @@ def test_the_program_refuses_shortly_and_leaves_no_run(argument, code, words, tm
     assert ended.returncode == code
     assert words in ended.stderr
     assert "object_type" not in ended.stderr
+    assert "Warning" not in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file() or (code == 2 and path != own.parent)]
 
@@ -303,8 +304,8 @@ def test_printing_the_config_imports_nothing_heavy(tmp_path):
 
 
 def test_help_is_about_this_program_and_lists_all_networks(tmp_path):
-    ended = program("--help", cwd=tmp_path)
-    assert ended.returncode == 0
+    ended = program("--help", cwd=tmp_path, PYTHONWARNINGS="error")
+    assert (ended.returncode, ended.stderr) == (0, "")
     words = ("backend: auto, ", "experiment=smoke", "-m backend=torch,warp", "epochs: 40", "outputs/")
     for word in (*words, f"projector: {', '.join(sorted(NETWORKS))}\n"):
         assert word in ended.stdout

@@ -3,6 +3,7 @@
 OPERATORS = frozenset({"knn", "radius", "lists", "aggregate", "attend", "farthest_points"})
 RANK = {"cpu": 20, "cuda": 20}
 FUNCTIONS = "operators"
+BUILD_AHEAD = "python -m pointproj build-native"
 
 
 def unavailable() -> str | None:
@@ -12,6 +13,6 @@ def unavailable() -> str | None:
 
 
 def unbuilt() -> str | None:
-    from pointproj.ops.backends.native.build import BUILD_AHEAD, architectures_here, find_build
+    from pointproj.ops.backends.native.build import architectures_here, find_build
 
     return None if find_build(architectures_here()) else f"build it with: {BUILD_AHEAD}"

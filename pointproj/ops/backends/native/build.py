@@ -5,13 +5,10 @@ It gets its name when it is complete, so a build that was interrupted is begun a
 that start together, one builds and the others wait.
 """
 
-import argparse
 import fcntl
 import functools
 import logging
 import os
-import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 import torch
 
 from pointproj.ops.backends import BackendUnavailable
+from pointproj.ops.backends.native import BUILD_AHEAD
 from pointproj.ops.backends.native.compiler import (
     LIBRARY,
     compile_library,
@@ -32,7 +30,6 @@ from pointproj.ops.backends.native.compiler import (
 log = logging.getLogger(__name__)
 
 IN_THE_WHEEL = Path(__file__).parent / "built"  # setup.py writes there
-BUILD_AHEAD = "python -m pointproj build-native"
 
 
 def obstacle() -> str | None:
@@ -104,32 +101,3 @@ def architectures_here() -> tuple[str, ...]:
         return ()
     capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
     return tuple(f"{major}{minor}" for major, minor in sorted(capabilities))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """``python -m pointproj build-native``, as for a Docker image: print the folder, return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=BUILD_AHEAD, description="Build the C++ and CUDA extension of the backend native."
-    )
-    parser.add_argument(
-        "--arch",
-        nargs="+",
-        type=_architecture,
-        metavar="X.Y",
-        help="GPU architectures, as 8.0 9.0; by default those of this machine; without a GPU none",
-    )
-    given = parser.parse_args(arguments)
-    try:
-        folder = find_or_make(given.arch or architectures_here())
-    except BackendUnavailable as reason:
-        print(reason, file=sys.stderr)
-        return 1
-    print(folder)
-    return 0
-
-
-def _architecture(text: str) -> str:
-    match = re.fullmatch(r"(?:sm_)?(\d+)\.?(\d)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected an architecture such as 9.0; got {text!r}")
-    return match[1] + match[2]
