@@ -111,7 +111,8 @@ def test_examples_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.peers
 @pytest.mark.parametrize("source", _examples(WITH_PEERS))
-def test_examples_with_other_libraries_run(source: str, tmp_path: Path):
+def test_examples_with_other_libraries_run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     for package in re.findall(r"^(?:from|import) (\w+)", source, flags=re.MULTILINE):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pointproj[peers]'")
     if "physicsnemo.models" in source:

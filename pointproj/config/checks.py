@@ -111,7 +111,8 @@ def _field_problems(config: Config) -> Iterator[str]:
         return
     network = config.projector.name
     if not config.projector.READS_FIELDS:
-        yield f"target=field is for projector=knn, radius and attention; got projector={network}"
+        readers = ", ".join(name for name, of in NETWORKS.items() if of.READS_FIELDS)
+        yield f"target=field is for projector={readers}; got projector={network}"
     if data.sampling != "area" or data.noise or data.mixture:
         yield "samples with fields have points of their own: leave data.sampling, noise and mixture out"
     if data.classes is not None:

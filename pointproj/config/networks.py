@@ -16,11 +16,30 @@ PLANE_POINTS = 33  # fewest points of a cloud that planes are fitted to
 
 
 @dataclass
-class _AggregatingConfig(ProjectorConfig):
+class _FieldConfig(ProjectorConfig):
+    """Values of all networks for ``target=field``."""
+
+    READS_FIELDS: ClassVar[bool] = True
+
+    pool: bool = value(False, "whether the second MLP gets the mean of the cloud's features too")
+    blocks: int = value(
+        0,
+        "gated blocks of the second network, which represent products of inputs; 0: MLPs",
+        least=0,
+        most=1024,
+    )
+
+    def fill_in(self, config: Config) -> None:
+        """Fill in normals: with fields they are known."""
+        if self.normals is None:
+            self.normals = config.data.has_fields
+
+
+@dataclass
+class _AggregatingConfig(_FieldConfig):
     """Values for both neighbourhoods of the Projector."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.projector:Projector"
-    READS_FIELDS: ClassVar[bool] = True
 
     sigma: float | int | str = value(
         0.02,
@@ -30,13 +49,6 @@ class _AggregatingConfig(ProjectorConfig):
         words=("learned",),
     )
     hidden_channels: int = value(25, "width of both MLPs", least=1, most=65_536)
-    pool: bool = value(False, "whether the second MLP gets the mean of the cloud's features too")
-    blocks: int = value(
-        0,
-        "gated blocks of the second network, which represent products of inputs; 0: MLPs",
-        least=0,
-        most=1024,
-    )
     context: bool | None = value(
         None, "whether the second MLP gets the positions of the neighbours; null: unless `target=random`"
     )
@@ -56,11 +68,9 @@ class _AggregatingConfig(ProjectorConfig):
         """Fill in context, for all targets of meshes, and normals, if they tell inside from outside."""
         if self.context is None:
             self.context = config.target.name != "random"
-        if config.data.has_fields:
-            self.normals = True if self.normals is None else self.normals
-        if self.normals is None:  # not for real meshes, whose faces have arbitrary orientation
-            tells_inside = TARGETS[config.target.name].inside_sign is not None
-            self.normals = tells_inside and config.data.name == "furniture"
+        if self.normals is None and config.data.name == "furniture":  # real faces have arbitrary orientation
+            self.normals = TARGETS[config.target.name].inside_sign is not None
+        super().fill_in(config)
 
 
 @dataclass
@@ -165,7 +175,7 @@ class VisibilityConfig(ProjectorConfig):
 
 
 @dataclass
-class AttentionConfig(ProjectorConfig):
+class AttentionConfig(_FieldConfig):
     """MLPs on both sets of points, attention of each query point to the k nearest reference points, MLP."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.attention_projector:AttentionProjector"
@@ -184,7 +194,7 @@ class AttentionConfig(ProjectorConfig):
 
 
 @dataclass
-class PairsConfig(ProjectorConfig):
+class PairsConfig(_FieldConfig):
     """MLP on the reference points, an MLP on the pairs of each query point at two scales, MLP."""
 
     NETWORK: ClassVar[str] = "pointproj.nn.pairs_projector:PairsProjector"

@@ -29,9 +29,12 @@ class FieldModel:
 
     @torch.inference_mode()
     def __call__(
-        self, sample: FieldSample, parameters: Mapping[str, float] | None = None
+        self,
+        sample: FieldSample,
+        parameters: Mapping[str, float] | None = None,
+        at: Float[np.ndarray, "p 3"] | None = None,
     ) -> dict[str, Float[np.ndarray, "p c"]]:
-        """Return each field at the sample's points, float32.
+        """Return each field at the sample's points, or at those of ``at``, float32.
 
         ``parameters`` are those of the training samples, by default those of the file. Raises DataError if
         one is missing, or if normals or points are.
@@ -53,13 +56,14 @@ class FieldModel:
             "parameters": statistics.parameter_row(given).numpy(),
         }
         known = {name: self._tensor(values) for name, values in shared.items()}
-        places = {"query_points": statistics.placed(sample.points - origin, origin)}
+        points = sample.points if at is None else at
+        places = {"query_points": statistics.placed(points - origin, origin)}
         if statistics.on_surface:
             places["query_normals"] = (
                 np.zeros_like(sample.points) if sample.normals is None else sample.normals
             )
         encoding, parts = None, []
-        for start in range(0, len(sample.points), CPU_POINTS):
+        for start in range(0, len(points), CPU_POINTS):
             some = {name: self._tensor(rows[start : start + CPU_POINTS]) for name, rows in places.items()}
             batch = with_features({**known, **some}, config.projector, statistics)
             model = self.trained.model

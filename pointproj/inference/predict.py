@@ -31,7 +31,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         "position for each point, or one for all"
     )
     parser.add_argument("--sensors", type=Path, help=help_sensors)
-    help_points = "predict values: at the file's own points, as for target=field, or on a grid, as for udf"
+    help_points = "predict values: at the file's own points, as for target=field, or on a grid, as for udf; "
+    help_points += "the suffix of --out tells it too"
     parser.add_argument("--points", choices=("own", "grid"), help=help_points)
     help_parameters = "of the sample, as in parameters.csv, for target=field"
     parser.add_argument("--parameters", nargs="+", default=[], metavar="NAME=NUMBER", help=help_parameters)
@@ -41,6 +42,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     given = command_line.parse(parser, arguments)
     first = given.files[0]
     given.checkpoint = given.files.pop(0) if _is_checkpoint(first) else PACKAGED
+    suffix = given.out.suffix.lower()
+    if given.points is None and suffix in (".vti", *VALUE_SUFFIXES) and not given.out.is_dir():
+        given.points = "grid" if suffix == ".vti" else "own"
     if not given.files:
         parser.error(f"no FILE to reconstruct after the checkpoint {first}: expected {', '.join(SUFFIXES)}")
     for path in given.files:

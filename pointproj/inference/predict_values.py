@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,10 +29,6 @@ def predict_values(given: argparse.Namespace, target: str) -> None:
     Raises DataError before any work if the arguments do not go together, or pyvista is missing.
     """
     where = given.points or ("own" if target == "field" else "grid")
-    if target == "field" and where == "grid":
-        raise DataError(
-            "target=field predicts at points of a file: leave --points grid out, or give a volume"
-        )
     outputs = _outputs(given, where)
     needs_vtk = any(path.suffix != ".npz" for path in outputs.values())
     if reason := missing_package(given.files):
@@ -43,15 +40,36 @@ def predict_values(given: argparse.Namespace, target: str) -> None:
     parameters = _parameters(given.parameters)
     if target == "field":
         model = FieldModel.load(given.checkpoint, given.device)
+        if where == "grid" and model.statistics.on_surface:
+            raise DataError("the network was trained with values on surfaces: leave --points grid out")
         for source, path in outputs.items():
-            sample = read_geometry(source, model.statistics.place)
-            values = model(sample, _table_row(source) | parameters)
-            write_values(path, source, sample, values)
-            print(f"{source}: {', '.join(values)} at {len(sample.points):,} {sample.place}", path, sep="\n")
+            numbers = _table_row(source) | parameters
+            print(_predict_fields(model, source, path, numbers, where, given.side), path, sep="\n")
         return
     trained = load_trained(given.checkpoint, given.device, targets=tuple(TARGETS))
     for source, path in outputs.items():
         print(_predict_of_solid(trained, source, path, where, given.side), path, sep="\n")
+
+
+def _predict_fields(
+    model: FieldModel,
+    source: Path,
+    path: Path,
+    parameters: Mapping[str, float],
+    where: str,
+    side: int | None,
+) -> str:
+    """Write the fields at the points of a file, or in the box of the training samples; return a line."""
+    sample = read_geometry(source, model.statistics.place)
+    if where == "own":
+        values = model(sample, parameters)
+        write_values(path, source, sample, values)
+        return f"{source}: {', '.join(values)} at {len(sample.points):,} {sample.place}"
+    side, centre, scale = side or model.trained.default_side, *model.statistics.box
+    values = model(sample, parameters, at=query_grid(side) * scale + centre)
+    grids = {name: each.reshape(side, side, side, -1) for name, each in values.items()}
+    write_grid(path, grids, centre - scale, 2 * scale / (side - 1))
+    return f"{source}: {', '.join(values)} on a grid of {side}^3 points"
 
 
 def _predict_of_solid(trained: TrainedModel, source: Path, path: Path, where: str, side: int | None) -> str:
@@ -67,7 +85,7 @@ def _predict_of_solid(trained: TrainedModel, source: Path, path: Path, where: st
         write_values(path, source, sample, {name: values[:, None]})
         return f"{source}: {name} at {len(values):,} points"
     side = side or trained.default_side
-    values = field(query_grid(side)).reshape((side,) * 3) * factor
+    values = field(query_grid(side)).reshape(side, side, side, 1) * factor
     spacing = 2 * placement.scale / (side - 1)
     write_grid(path, {name: values}, placement.centre - placement.scale, spacing)
     return f"{source}: {name} on a grid of {side}^3 points"

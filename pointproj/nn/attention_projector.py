@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
-from pointproj.nn.projector import as_predicted, last_mlp
+from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
 from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
 from pointproj.ops.functional import Index, build_index, knn
@@ -47,6 +47,8 @@ class AttentionProjector(nn.Module):
         Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
     out_channels : int
         Channels of the result.
+    query_channels, pool, blocks : int, bool, int
+        As for :class:`pointproj.Projector`.
     predicts : {"value", "distance", "signed_distance"}
         As for :class:`pointproj.Projector`, with the distance of the nearest reference point.
     backend : str
@@ -66,6 +68,9 @@ class AttentionProjector(nn.Module):
         hidden_channels: int = 32,
         in_channels: int = 3,
         out_channels: int = 1,
+        query_channels: int = 0,
+        pool: bool = False,
+        blocks: int = 0,
         predicts: str = "value",
         backend: str = "auto",
     ) -> None:
@@ -74,11 +79,12 @@ class AttentionProjector(nn.Module):
             raise ValueError(
                 f"expected hidden_channels to be a multiple of {heads} heads, got {hidden_channels}"
             )
-        self.k, self.heads, self.predicts, self.backend = k, heads, predicts, backend
-        self.reference_mlp = MLP(in_channels, hidden_channels, 2 * hidden_channels)
-        self.query = MLP(3, hidden_channels, hidden_channels)
+        self.k, self.heads, self.predicts, self.pool, self.backend = k, heads, predicts, pool, backend
+        self.reference_mlp = first_mlp(in_channels, hidden_channels, 2 * hidden_channels, blocks)
+        self.query = MLP(query_channels or 3, hidden_channels, hidden_channels)
         self.bias = nn.Linear(PLACE_CHANNELS, heads)
-        self.query_mlp = last_mlp(hidden_channels + PLACE_CHANNELS, hidden_channels, out_channels, predicts)
+        channels = (1 + pool) * hidden_channels + PLACE_CHANNELS + query_channels
+        self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts, blocks)
 
     def encode(
         self,
@@ -94,7 +100,11 @@ class AttentionProjector(nn.Module):
         return AttentionEncoding(reference_points, *hidden.chunk(2, dim=-1), index)
 
     def decode(
-        self, query_points: Float[Tensor, "*batch q 3"], encoding: AttentionEncoding
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        encoding: AttentionEncoding,
+        *,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
         reference_points, keys, values, index = encoding
@@ -106,10 +116,11 @@ class AttentionProjector(nn.Module):
         neighbors = Neighbors(rows, distances)
         rows = rows.clamp(min=0)  # queries that are not finite have rows -1; any row will do for them
         places = self._places(query_points, reference_points, distances, rows)
-        queries = self.query(query_points)
+        queries = self.query(query_points if query_features is None else query_features)
         settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
         attended = attend(queries, keys.to(queries.dtype), values.to(queries.dtype), neighbors, **settings)
-        predicted = self.query_mlp(torch.cat([attended, places[..., 0, :]], dim=-1))
+        known = known_of_queries(query_points, query_features, values if self.pool else None)
+        predicted = self.query_mlp(torch.cat([attended, places[..., 0, :], *known], dim=-1))
         if self.predicts == "value":
             return predicted
         away = take_rows(reference_points, rows[..., 0]) - query_points
@@ -121,10 +132,12 @@ class AttentionProjector(nn.Module):
         reference_points: Float[Tensor, "*batch n 3"],
         *,
         features: Float[Tensor, "*batch n c"] | None = None,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
         index: Index | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        return self.decode(query_points, self.encode(reference_points, features, index=index))
+        encoding = self.encode(reference_points, features, index=index)
+        return self.decode(query_points, encoding, query_features=query_features)
 
     def _places(
         self, query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.edge_mlp import EdgeMLP
-from pointproj.nn.mlp import MLP
-from pointproj.nn.projector import as_predicted, last_mlp
+from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
 from pointproj.nn.rows import take_rows
 from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
@@ -47,6 +46,8 @@ class PairsProjector(nn.Module):
         Channels of ``features`` in :meth:`forward`; 3 if the points themselves are the features.
     out_channels : int
         Channels of the result.
+    query_channels, pool, blocks : int, bool, int
+        As for :class:`pointproj.Projector`.
     predicts : {"value", "distance", "signed_distance"}
         As for :class:`pointproj.Projector`, with the distance of the nearest reference point.
     backend : str
@@ -62,16 +63,19 @@ class PairsProjector(nn.Module):
         hidden_channels: int = 32,
         in_channels: int = 3,
         out_channels: int = 1,
+        query_channels: int = 0,
+        pool: bool = False,
+        blocks: int = 0,
         predicts: str = "value",
         backend: str = "auto",
     ) -> None:
         super().__init__()
-        self.k, self.wide, self.predicts, self.backend = k, wide, predicts, backend
-        self.reference_mlp = MLP(in_channels, hidden_channels, hidden_channels)
+        self.k, self.wide, self.predicts, self.pool, self.backend = k, wide, predicts, pool, backend
+        self.reference_mlp = first_mlp(in_channels, hidden_channels, hidden_channels, blocks)
         self.scales = nn.ModuleList(
             EdgeMLP(
                 nn.Sequential(
-                    nn.Linear(hidden_channels + PLACE_CHANNELS, hidden_channels),
+                    nn.Linear(hidden_channels + PLACE_CHANNELS + query_channels, hidden_channels),
                     nn.GELU(),
                     nn.Linear(hidden_channels, hidden_channels),
                 ),
@@ -79,8 +83,8 @@ class PairsProjector(nn.Module):
             )
             for _ in range(SCALES)
         )
-        channels = SCALES * hidden_channels + PLACE_CHANNELS
-        self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts)
+        channels = (SCALES + pool) * hidden_channels + PLACE_CHANNELS + query_channels
+        self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts, blocks)
 
     def encode(
         self,
@@ -96,7 +100,11 @@ class PairsProjector(nn.Module):
         return PairsEncoding(reference_points, hidden, index)
 
     def decode(
-        self, query_points: Float[Tensor, "*batch q 3"], encoding: PairsEncoding
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        encoding: PairsEncoding,
+        *,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
         reference_points, features, index = encoding
@@ -107,14 +115,21 @@ class PairsProjector(nn.Module):
             query_points.detach(), reference_points.detach(), count, index=index, backend=self.backend
         )
         lists = (slice(0, self.k), slice(None, None, self.wide))
+        points = query_points, reference_points
         carried = [
-            scale(features, query_points, reference_points, Neighbors(rows[..., part], distances[..., part]))
+            scale(
+                features,
+                *points,
+                Neighbors(rows[..., part], distances[..., part]),
+                query_features=query_features,
+            )
             for scale, part in zip(self.scales, lists, strict=True)
         ]
         # Queries that are not finite have rows -1; any row will do for them.
         away = take_rows(reference_points, rows[..., 0].clamp(min=0)) - query_points
         distance = safe_sqrt(away.square().sum(-1, keepdim=True))
-        predicted = self.query_mlp(torch.cat([*carried, away, distance], dim=-1))
+        known = known_of_queries(query_points, query_features, features if self.pool else None)
+        predicted = self.query_mlp(torch.cat([*carried, away, distance, *known], dim=-1))
         return predicted if self.predicts == "value" else as_predicted(predicted, distance, self.predicts)
 
     def forward(
@@ -123,10 +138,12 @@ class PairsProjector(nn.Module):
         reference_points: Float[Tensor, "*batch n 3"],
         *,
         features: Float[Tensor, "*batch n c"] | None = None,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
         index: Index | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        return self.decode(query_points, self.encode(reference_points, features, index=index))
+        encoding = self.encode(reference_points, features, index=index)
+        return self.decode(query_points, encoding, query_features=query_features)
 
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""

@@ -122,7 +122,7 @@ class Projector(nn.Module):
         self.backend = backend
         self.pool = pool
         width = hidden_channels
-        self.reference_mlp = (GatedMLP if blocks else MLP)(in_channels, width, width, *[1] * bool(blocks))
+        self.reference_mlp = first_mlp(in_channels, width, width, blocks)
         query_channels += len(self.scales) * (hidden_channels + (CONTEXT_CHANNELS if context else 0))
         if pool:
             query_channels += hidden_channels
@@ -192,9 +192,7 @@ class Projector(nn.Module):
         reference_points, hidden, index = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        known = [] if query_features is None else [query_features]
-        if self.pool:
-            known.append(hidden.mean(-2, keepdim=True).expand(*query_points.shape[:-1], -1))
+        known = known_of_queries(query_points, query_features, hidden if self.pool else None)
         at_scales = self._aggregations(query_points, reference_points, index, neighbor_indices)
         if not self.context:
             return self.query_mlp(_joined([*(aggregate(hidden) for aggregate in at_scales), *known]))
@@ -265,6 +263,18 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
+def known_of_queries(
+    query_points: Float[Tensor, "*batch q 3"],
+    query_features: Float[Tensor, "*batch q c"] | None,
+    pooled: Float[Tensor, "*batch n hidden"] | None,
+) -> list[Float[Tensor, "*batch q channels"]]:
+    """Return what the last MLP gets beside what is carried: the query's features, and the mean of a cloud."""
+    known = [] if query_features is None else [query_features]
+    if pooled is not None:
+        known.append(pooled.mean(-2, keepdim=True).expand(*query_points.shape[:-1], -1))
+    return known
+
+
 def as_predicted(
     output: Float[Tensor, "*batch q m"], soft_distance: Float[Tensor, "*batch q 1"], predicts: str
 ) -> Float[Tensor, "*batch q out"]:
@@ -281,6 +291,12 @@ def as_predicted(
         return soft_distance + output
     scale, shift = output.chunk(2, dim=-1)
     return (1 + scale) * soft_distance + shift
+
+
+def first_mlp(in_channels: int, hidden_channels: int, out_channels: int, blocks: int) -> nn.Module:
+    """Make the MLP on the reference points; for a network with gated blocks it has one of them."""
+    shape = in_channels, hidden_channels, out_channels
+    return GatedMLP(*shape, 1) if blocks else MLP(*shape)
 
 
 def last_mlp(

@@ -7,10 +7,12 @@ from pointproj.data.errors import DataError
 from pointproj.data.fields.dataset import prepare_fields
 from pointproj.geometry.files import write_mesh
 from pointproj.geometry.files.measured import read_geometry
+from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import Mesh
 from pointproj.inference.evaluate_fields import evaluate_fields
 from pointproj.inference.field_model import FieldModel
 from pointproj.inference.predict import main
+from pointproj.inference.trained_model import load_trained
 from pointproj.training import checkpoint
 from pointproj.training.field_measures import MEAN, NEAREST
 from pointproj.training.networks import build_model
@@ -74,12 +76,13 @@ def test_what_is_missing_is_named(run, tmp_path):
     stream = ["--parameters", "stream_x=1", "stream_y=0", "stream_z=0"]
     with pytest.raises(DataError, match="trained with normals"):
         main([str(run), str(tmp_path / "cloud.npz"), "--out", str(tmp_path), *stream])
-    with pytest.raises(DataError, match="leave --points grid out"):
+    with pytest.raises(DataError, match="values on surfaces: leave --points grid out"):
         main([str(run), str(tmp_path / "cloud.npz"), "--points", "grid"])
 
 
-def test_distances_on_a_grid_in_the_unit_of_the_file(tmp_path):
-    config = config_of("target=udf", "data.points=256")
+@pytest.mark.parametrize("target", ["udf", "sdf"])
+def test_distances_in_the_unit_of_the_file(tmp_path, target):
+    config = config_of(f"target={target}", "data.points=256", "projector.normals=false")
     checkpoint.save(tmp_path / "best.pt", {"model": build_model(config, "torch").state_dict()}, config)
     sphere = pv.Icosphere(radius=50.0, center=(100.0, 0, 0), nsub=3)
     source = tmp_path / "ball.stl"
@@ -88,7 +91,29 @@ def test_distances_on_a_grid_in_the_unit_of_the_file(tmp_path):
     assert grid.dimensions == (9, 9, 9)
     np.testing.assert_allclose(np.mean(np.reshape(grid.bounds, (3, 2)), axis=1), [100, 0, 0], atol=1e-3)
     true = np.abs(np.linalg.norm(grid.points - [100.0, 0, 0], axis=1) - 50)
-    assert np.abs(grid["udf"] - true).mean() < 3  # a new network predicts the soft distance
+    assert np.abs(grid[target] - true).mean() < 3  # a new network predicts the soft distance
+    own = _predicted(tmp_path, source, tmp_path / "result.vtp")
+    assert (own.n_points, own.n_cells) == (3 * sphere.n_cells, sphere.n_cells)
+    model, cloud = load_trained(tmp_path, "cpu", targets=[target]), read_cloud(source, 256)
+    values = model.field(cloud.points)(cloud.placement.to_cube(own.points).astype(np.float32))
+    np.testing.assert_allclose(own[f"{target}_predicted"], values * cloud.placement.scale, atol=1e-3)
+
+
+def test_fields_of_a_volume_on_a_grid(tmp_path):
+    for number, points in enumerate(np.random.default_rng(0).uniform(3, 5, (3, 40, 3))):
+        np.savez(tmp_path / f"{number}.npz", points=points, wind=points * [1, 2, 3], heat=points[:, 0])
+    where = [f"data.root={tmp_path}", f"data.cache={tmp_path}/cache", "data.fields=[wind,heat]"]
+    config = config_of("data=fields", "target=field", "data.points=20", "data.test=0.3", *where)
+    statistics = prepare_fields(config).statistics
+    state = {"model": build_model(config, "torch", statistics).state_dict()}
+    checkpoint.save(tmp_path / "best.pt", {**state, "statistics": statistics.as_mapping()}, config)
+    source = tmp_path / "0.npz"
+    grid = _predicted(tmp_path, source, tmp_path / "result.vti", "--side", "5")
+    model, (centre, scale) = FieldModel.load(tmp_path, "cpu", "torch"), statistics.box
+    np.testing.assert_allclose(grid.bounds, np.add.outer(centre, [-scale, scale]).ravel(), rtol=1e-6)
+    values = model(read_geometry(source, "points"), at=np.asarray(grid.points, dtype=np.float64))
+    np.testing.assert_allclose(grid["wind"], values["wind"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(grid["heat"], values["heat"][:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_evaluation_writes_a_table_and_a_page(run, tmp_path):

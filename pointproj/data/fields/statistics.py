@@ -81,6 +81,11 @@ class FieldStatistics:
             place=facts[0]["place"],
         )
 
+    @property
+    def box(self) -> tuple[np.ndarray, float]:
+        """Centre and half the side of the query cube [-1, 1]^3, in the unit of the files."""
+        return np.asarray(self.centre), self.scale
+
     def placed(self, points: Float[np.ndarray, "n 3"], origin: Sequence[float] = (0, 0, 0)) -> np.ndarray:
         """Return points of a file, less ``origin``, in units of the network; float32."""
         shift = (np.asarray(origin) - self.centre) / self.scale

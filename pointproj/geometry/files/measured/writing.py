@@ -20,9 +20,7 @@ def write_values(
 
     ``sample`` was read from ``source``. The file is written completely or not at all.
     """
-    named = {
-        name + PREDICTED: each.squeeze(-1) if each.shape[1] == 1 else each for name, each in values.items()
-    }
+    named = {name + PREDICTED: _plain(each) for name, each in values.items()}
     if path.suffix.lower() == ".npz":
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, points=sample.points, **named)
@@ -47,16 +45,21 @@ def write_values(
 
 
 def write_grid(
-    path: Path, values: Mapping[str, Float[np.ndarray, "n n n"]], corner: np.ndarray, spacing: float
+    path: Path, values: Mapping[str, Float[np.ndarray, "n n n c"]], corner: np.ndarray, spacing: float
 ) -> None:
     """Write values of a regular grid, indexed by x, y, z, as a VTI file; ``corner`` has the lowest."""
     import pyvista as pv
 
-    shape = next(iter(values.values())).shape
+    shape = next(iter(values.values())).shape[:3]
     data = pv.ImageData(dimensions=shape, spacing=(spacing,) * 3, origin=tuple(corner))
     for name, each in values.items():
-        data.point_data[name] = each.ravel(order="F")
+        data.point_data[name] = _plain(each.reshape(-1, each.shape[-1], order="F"))
     _save(data, path)
+
+
+def _plain(values: Float[np.ndarray, "p c"]) -> np.ndarray:
+    """Return the values without the axis of a scalar's one channel."""
+    return values[:, 0] if values.shape[1] == 1 else values
 
 
 def _save(data, path: Path) -> None:
