@@ -16,7 +16,7 @@ class ListedPairs:
     """Pairs of queries and reference points: ``rows`` of these, ``missing`` where there is no pair.
 
     In padded lists, (Q, K), a query's pairs are a row of their own; else, (M,), they follow one another.
-    ``weighted_sums`` is a backend's.
+    ``sums`` is the ``weighted_sums`` of a backend, by default torch's.
     """
 
     def __init__(
@@ -24,9 +24,10 @@ class ListedPairs:
         rows: Tensor,
         row_splits: Tensor | None,
         missing: int,
-        weighted_sums: Callable[..., Tensor] = weighted_sums,
+        sums: Callable[..., Tensor] | None = None,
     ) -> None:
-        self.rows, self.row_splits, self.weighted_sums = rows, row_splits, weighted_sums
+        self.rows, self.row_splits = rows, row_splits
+        self.weighted_sums = weighted_sums if sums is None else sums
         self.exists = (rows < missing)[..., None]
         self.queries = (rows if row_splits is None else row_splits[1:]).shape[0]
         if row_splits is not None:
