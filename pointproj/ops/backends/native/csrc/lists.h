@@ -55,7 +55,7 @@ struct BallQueries {
 // ---- the nearest within the radius
 
 // Candidates in a ball beyond which the k nearest are found faster shell by shell: where the ball holds about 4 k.
-constexpr int kCandidates = 64, kCandidatesOfEach = kOnGpu ? 8 : 16, kMostCandidates = 1 << 24;
+constexpr int kCandidates = 64, kCandidatesOfEach = kOnGpu ? 8 : 12, kMostCandidates = 1 << 24;
 
 template <class Real_>
 struct RadiusSearch {
