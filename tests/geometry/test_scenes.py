@@ -237,6 +237,10 @@ SCENES = {
     "a skin": (skinned([5, 5, 5]), (4, 1000, [10, 10, 10])),
     "a mirrored skin": (skinned([-1, 1, 1]), (4, 8, [0, 2, 2])),
     "normalised shorts": (Glb(SHORTS, normalized=True).content({"mesh": 0}), (4, 1, [1, 1, 1])),
+    "lowest shorts": (
+        Glb(np.where(CORNERS > 0, -(2**15), 0).astype("i2"), normalized=True).content({"mesh": 0}),
+        (4, -1, [0, 0, 0]),
+    ),
     "plain shorts": (
         Glb(7 * CORNERS.astype(np.int16)).content({"mesh": 0}, extensionsRequired=["KHR_mesh_quantization"]),
         (4, 343, [7, 7, 7]),

@@ -8,58 +8,11 @@ import pointproj
 from pointproj.benchmark.cases import Case, Problem
 from pointproj.ops.specification import pairs
 from tests.conftest import Where
-from tests.ops.cases import CASES, by_id, uniform
+from tests.ops.cases import CASES, by_id
 from tests.oracle import INPUTS, assert_close, derivatives, probe, run
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
 BATCHES = [pytest.param(c, id=c.id) for c in CASES if (c.batch or c.sizes) and c.k and c.radius]
-
-
-@operators
-@pytest.mark.parametrize("case", BATCHES)
-def test_equal_to_the_loop_over_clouds(operator: str, case: Case, where: Where):
-    problem = case.problem(where.device)
-    at, neighborhood = probe(problem, case.sigma), case.neighborhood(operator)
-
-    def loop(p: Problem, sigma: Tensor) -> Tensor:
-        channels = p.features.shape[-1]
-        flat = [t.reshape(-1, t.shape[-1]) for t in p[:3]]
-        rows = []
-        for q, r in p.ranges():
-            cloud = Problem(*(t[s.start : s.stop] for t, s in zip(flat, (q, r, r), strict=True)))
-            size = min(neighborhood, len(r)) if operator == "knn" else neighborhood
-            known = len(q) and len(r)
-            one = run(operator, cloud, size, sigma, backend=where.backend) if known else None
-            rows.append(one if known else p.features.new_zeros(len(q), channels))
-        return torch.cat(rows).view(*p.query_points.shape[:-1], channels)
-
-    got = derivatives(
-        lambda p, sigma: run(operator, p, neighborhood, sigma, backend=where.backend), problem, at
-    )
-    for name, expected in derivatives(loop, problem, at).items():
-        assert_close(name, got[name], expected)
-
-
-@operators
-@pytest.mark.parametrize("kind", ["dense", "ragged"])
-def test_clouds_never_see_each_other(operator: str, kind: str, where: Where):
-    """Features are the cloud's number; the clouds lie on top of each other, so nearer ones are of others."""
-    sizes = ((6, 3), (4, 8), (9, 2), (1, 7))
-    if kind == "dense":
-        case = Case("", uniform(4 * 6, 4 * 5), radius=3.5, batch=4)
-    else:
-        case = Case("", uniform(20, 20), radius=3.5, sizes=sizes)
-    problem = case.problem(where.device)
-    numbers = torch.zeros(20, 1)
-    for cloud, (_, r) in enumerate(problem.ranges()):
-        numbers[r.start : r.stop] = cloud + 1
-    features = numbers.view(*problem.reference_points.shape[:-1], 1).to(where.device)
-    problem = problem._replace(features=features)
-    aggregated = (
-        run(operator, problem, case.neighborhood(operator), 10.0, backend=where.backend).view(-1).cpu()
-    )
-    for cloud, (q, _) in enumerate(problem.ranges()):
-        assert_close(f"cloud {cloud}", aggregated[q.start : q.stop], torch.full((len(q),), cloud + 1.0))
 
 
 @operators
@@ -111,19 +64,6 @@ def test_shared_points_may_be_expanded(operator: str, where: Where):
     (expected,) = torch.autograd.grad(copied.square().sum(), copies)
     assert_close("aggregated", aggregated, copied)
     assert_close("d_query_points", got, expected.sum(0))
-
-
-@operators
-def test_offsets_may_be_int64(operator: str, where: Where):
-    case = by_id("ragged")
-    problem = case.problem(where.device)
-    wide = problem._replace(
-        query_offsets=problem.query_offsets.long(), reference_offsets=problem.reference_offsets.long()
-    )
-    results = [
-        run(operator, p, case.neighborhood(operator), 0.1, backend=where.backend) for p in (problem, wide)
-    ]
-    assert torch.equal(*results)
 
 
 def test_one_packed_cloud_is_the_cloud(where: Where):

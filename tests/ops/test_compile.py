@@ -120,24 +120,6 @@ def test_index_built_inside(operator: str, where: Where):
     _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
 
 
-def test_knn(where: Where):
-    problem = by_id("dense").problem(where.device)
-
-    def function(query_points: Tensor, reference_points: Tensor) -> tuple[Tensor, Tensor]:
-        return pointproj.knn(query_points, reference_points, 5, backend=where.backend)
-
-    points = [p.clone().requires_grad_() for p in problem[:2]]
-    distances, rows = torch.compile(function, fullgraph=True, backend="aot_eager")(*points)
-    expected, expected_rows = function(*points)
-    assert torch.equal(rows, expected_rows)
-    assert_close("distances", distances, expected)
-    got = torch.autograd.grad(distances.square().sum(), points)
-    for name, one, two in zip(
-        INPUTS, got, torch.autograd.grad(expected.square().sum(), points), strict=False
-    ):
-        assert_close(f"d_{name}", one, two)
-
-
 def test_auto_chooses_inside_the_graph():
     case = by_id("plain")
     problem = case.problem()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pointproj
+from pointproj.nn.projector import Projector
 from pointproj.ops import registry
 
 QUERY, POINTS, FEATURES = torch.rand(6, 3), torch.rand(9, 3), torch.rand(9, 4)
@@ -243,3 +244,24 @@ def backend_without_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     registry.resolve.cache_clear()
     yield "imaginary"
     registry.resolve.cache_clear()
+
+
+def test_wrong_neighbors_are_refused():
+    points = torch.rand(20, 3)
+
+    def aggregate(rows):
+        return pointproj.knn_aggregate(points, points, points, 3, backend="torch", neighbor_indices=rows)
+
+    rows = pointproj.knn(points, points, 3, backend="torch")[1]
+    with pytest.raises(TypeError, match=r"int32 or int64 tensor, as pointproj.knn gives; got torch.float32"):
+        aggregate(rows.float())
+    with pytest.raises(TypeError, match="got list"):
+        aggregate(rows.tolist())
+    with pytest.raises(ValueError, match=r"shape \(20, 3\), k = 3 for each query point; got \(20, 2\)"):
+        aggregate(rows[:, :2])
+    with pytest.raises(ValueError, match="from 0 to 19, or -1 for none; got 27: search these points again"):
+        aggregate(rows.clone().fill_(27))
+    with pytest.raises(ValueError, match="got -5"):
+        aggregate(rows.clone().fill_(-5))
+    with pytest.raises(ValueError, match="neighbor_indices are for kind='knn'"):
+        Projector(kind="radius", radius=0.1)(points, points, neighbor_indices=rows)

@@ -15,7 +15,7 @@ import pointproj
 from pointproj.benchmark.cases import Case, Problem
 from tests.conftest import Where
 from tests.ops.cases import FP64, by_id, uniform
-from tests.oracle import INPUTS, assert_close, derivatives, exact, neighbors, probe, run
+from tests.oracle import INPUTS, assert_close, derivatives, probe, run
 
 SIZES = ((3, 5), (2, 1), (0, 2), (2, 4))
 SMALL = (
@@ -144,41 +144,6 @@ def test_activation_checkpointing(operator: str, reentrant: bool, where: Where):
         expected = torch.autograd.grad(aggregated.square().sum(), leaves)
         for name, leaf, wanted in zip(INPUTS, leaves, expected, strict=True):
             assert_close(f"d_{name}", leaf.grad, wanted)
-
-
-@operators
-def test_training_on_the_gradient_of_the_field(operator: str, where: Where):
-    """The eikonal loss: differentiate the field by its position, then train features and sigma on that."""
-    case = replace(by_id("fp64"), channels=7)
-    neighborhood = case.neighborhood(operator)
-    problem = case.problem()
-    is_neighbor = neighbors(operator, problem, neighborhood)
-    expected = _eikonal_training(problem, lambda p, s: exact(p, is_neighbor, s))
-    on_device = case.problem(where.device)
-    got = _eikonal_training(on_device, lambda p, s: run(operator, p, neighborhood, s, backend=where.backend))
-    assert got["loss"][-1] < 0.9 * got["loss"][0]
-    for name in expected:
-        assert_close(name, got[name], expected[name])
-
-
-def _eikonal_training(problem: Problem, function: Callable[[Problem, Tensor], Tensor]) -> dict[str, Tensor]:
-    device = problem.query_points.device
-    generator = torch.Generator().manual_seed(7)
-    weight = torch.randn(7, 1, generator=generator, dtype=torch.float64).to(device).requires_grad_()
-    sigma = torch.tensor(0.3, dtype=torch.float64, device=device, requires_grad=True)
-    optimizer = torch.optim.SGD([weight, sigma], lr=2e-2)
-    losses = []
-    for _ in range(4):
-        query = problem.query_points.clone().requires_grad_()
-        features = (problem.features @ weight).tanh()
-        field = function(problem._replace(query_points=query, features=features), sigma)
-        (slope,) = torch.autograd.grad(field.sum(), query, create_graph=True)
-        loss = ((slope.square().sum(-1) + 1e-12).sqrt() - 1).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return {"loss": torch.stack(losses), "weight": weight.detach(), "sigma": sigma.detach()}
 
 
 def _graph(operator: str, case: Case, where: Where, seed: int) -> tuple[list[Tensor], Tensor]:

@@ -92,37 +92,6 @@ def test_compiled_calls_share_an_index_built_for_the_other_search(operator: str,
         torch.testing.assert_close(compiled(index), function(built()))
 
 
-@pytest.mark.parametrize("name", ["lattice-radius-1", "clustered", "ragged", "dense"])
-def test_knn_with_an_index(name: str, where: Where):
-    case = by_id(name)
-    problem = case.problem(where.device)
-    points = problem.query_points, problem.reference_points
-    index = pointproj.build_index(
-        problem.reference_points, backend=where.backend, reference_offsets=problem.reference_offsets
-    )
-    for k in (1, case.k, len(problem.reference_points) // 3 if points[1].ndim == 2 else 9):
-        distances, rows = pointproj.knn(*points, k, index=index, **problem.offsets)
-        expected = pointproj.knn(*points, k, backend=where.backend, **problem.offsets)
-        assert torch.equal(rows, expected[1])
-        assert torch.equal(distances, expected[0])
-
-
-@operators
-def test_index_serves_other_queries(operator: str, where: Where):
-    case = by_id("plain")
-    problem, neighborhood = case.problem(where.device), case.neighborhood(operator)
-    index = pointproj.build_index(problem.reference_points, backend=where.backend)
-    for seed, queries in ((1, 1), (2, 17), (3, 300)):
-        generator = torch.Generator().manual_seed(seed)
-        query_points = (4 * torch.rand(queries, 3, generator=generator) - 2).to(where.device)
-        others = problem._replace(query_points=query_points)
-        assert_close(
-            f"{queries} queries",
-            run(operator, others, neighborhood, 0.1, index=index),
-            run(operator, others, neighborhood, 0.1, backend=where.backend),
-        )
-
-
 def test_index_holds_no_graph(where: Where):
     points = torch.rand(20, 3, device=where.device, requires_grad=True)
     index = pointproj.build_index(points, backend=where.backend)

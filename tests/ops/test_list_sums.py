@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj import NeighborList, Neighbors, aggregate, knn, knn_aggregate, radius_neighbors
+from pointproj import NeighborList, Neighbors, aggregate, knn, radius_neighbors
 from pointproj.benchmark.cases import Problem
 from pointproj.ops.backends.torch.weighted_sums import PairSums
 from pointproj.ops.specification import reference
@@ -62,41 +62,6 @@ def test_an_empty_batch_keeps_its_shape():
 
 
 @forms
-@pytest.mark.parametrize("name", ["dense", "ragged-with-empty-clouds", "bf16", "coincident-and-far"])
-def test_batches_and_dtypes(name: str, form: str):
-    problem = by_id("all-coincident" if name == "coincident-and-far" else name).problem()
-    if name == "coincident-and-far":
-        far = torch.full((1, 3), 1e4)
-        problem = problem._replace(query_points=torch.cat([problem.query_points, far]))
-    neighbors = radius_neighbors(*problem[:2], 0.6, backend="torch", **problem.offsets, **FORMS[form])
-    got = aggregate(problem.features, neighbors, sigma=0.2)
-    expected = torch.zeros(got.shape, dtype=torch.float64).view(-1, got.shape[-1])
-    query, points, features = (t.reshape(-1, t.shape[-1]) for t in problem[:3])
-    for q, r in problem.ranges():
-        if len(q) and len(r):
-            cloud = (
-                t[rows.start : rows.stop].double()
-                for t, rows in zip((query, points, features), (q, r, r), strict=True)
-            )
-            expected[q.start : q.stop] = reference.radius_aggregate(*cloud, 0.6, 0.2)
-    assert got.dtype == problem.features.dtype
-    assert_close("aggregated", got, expected.view(got.shape).to(got.dtype))
-
-
-@forms
-def test_a_kernel_does_not_underflow(form: str):
-    """Far away from all points the mean is still the exact softmax."""
-    problem = by_id("fp64").problem()
-    query = problem.query_points * 5
-    neighbors = radius_neighbors(query, problem.reference_points, 9.0, backend="torch", max_neighbors=90)
-    if form == "csr":
-        neighbors = radius_neighbors(query, problem.reference_points, 9.0, backend="torch", capacity=None)
-    got = aggregate(problem.features, neighbors, sigma=1e-3)
-    expected = reference.radius_aggregate(query, problem.reference_points, problem.features, 9.0, 1e-3)
-    assert_close("aggregated", got, expected)
-
-
-@forms
 @pytest.mark.parametrize("channels", [None, 1, 3])
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
 def test_weights_of_a_network(reduce: str, channels: int | None, form: str, on_cpu: Where):
@@ -124,23 +89,6 @@ def test_weights_of_a_network(reduce: str, channels: int | None, form: str, on_c
     grads = (torch.autograd.grad(v.square().sum(), leaves, materialize_grads=True) for v in (got, expected))
     for name, mine, theirs in zip((*NAMES[:3], "layer"), *grads, strict=True):
         assert_close(f"d_{name}", mine, theirs)
-
-
-@forms
-def test_max_of_features(form: str):
-    problem = by_id("plain").problem()
-    neighbors = radius_neighbors(*problem[:2], 0.3, backend="torch", **FORMS[form])
-    within = reference.within(*problem[:2], torch.tensor(0.3))[..., None]
-    expected = torch.where(within, problem.features, -torch.inf).amax(1)
-    expected = torch.where(within.any(1), expected, 0.0)
-    assert torch.equal(aggregate(problem.features, neighbors, reduce="max"), expected)
-
-
-def test_what_knn_gives():
-    problem = by_id("dense").problem()
-    distances, rows = knn(*problem[:2], 4, backend="torch")
-    got = aggregate(problem.features, Neighbors(rows, distances), sigma=0.1)
-    assert_close("aggregated", got, knn_aggregate(*problem[:3], 4, backend="torch"))
 
 
 @forms

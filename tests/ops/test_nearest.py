@@ -75,17 +75,6 @@ def test_max_radius_takes_index_dtype_too(box: tuple | None, where: Where):
     assert distances[rows >= 0].max() == GAP  # inclusive
 
 
-@pytest.mark.parametrize("name", ["plain", "clustered", "all-coincident", "ragged", "dense", "fp64"])
-def test_both_derivatives(name: str, where: Where):
-    """Of random sums of the distances, and of random sums of those sums' gradients."""
-    case = by_id(name)
-    problem = case.problem(where.device)
-    rows = _knn(problem, case.k, where)[1]
-    assert_derivatives(
-        lambda p: _knn(p, case.k, where)[0], lambda p: _plain(p, rows), problem, (*rows.shape,)
-    )
-
-
 def test_derivatives_where_distances_are_zero(where: Where):
     problem = _lattice(where.device)
     rows = _knn(problem, 9, where)[1]

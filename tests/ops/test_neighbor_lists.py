@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import pointproj
-from pointproj import NeighborList, Neighbors, knn, radius_neighbors
+from pointproj import NeighborList, Neighbors, radius_neighbors
 from pointproj.benchmark.cases import Case, Problem
 from pointproj.ops.specification import clouds, reference
 from tests.conftest import Where
@@ -46,22 +45,6 @@ def test_lists_are_the_specification(case: Case, lists: Callable, where: Where):
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_a_radius_for_each_query(name: str, lists: Callable, where: Where):
-    case = by_id(name)
-    problem = case.problem(where.device)
-    generator = torch.Generator().manual_seed(3)
-    radii = torch.rand(problem.query_points.shape[:-1], generator=generator).to(problem.query_points) + 0.01
-    expected, counts = _specified_nearest(case.problem(), radii.cpu(), case.k)
-    nearest = lists(problem, radii, max_neighbors=case.k)
-    assert torch.equal(nearest.indices.cpu(), expected.view(nearest.indices.shape))
-    assert torch.equal(nearest.counts.cpu(), counts.view(nearest.counts.shape))
-    row_splits, indices = _specified_list(case.problem(), radii.cpu())
-    listed = lists(problem, radii, capacity=None)
-    assert torch.equal(listed.row_splits.cpu(), row_splits)
-    assert torch.equal(listed.indices.cpu(), indices)
-
-
-@pytest.mark.parametrize("name", BATCHES)
 def test_several_scales_are_one_list_each(name: str, lists: Callable, where: Where):
     problem = by_id(name).problem(where.device)
     for radii, most in (((0.1, 0.5, 1.2), (2, 4, 9)), ((1.2, 0.3, 0.3), (3, 5, 1)), ([0.7], [4])):
@@ -87,21 +70,6 @@ def test_a_ball_of_many_more_points_than_places(lists: Callable, where: Where):
             found = lists(problem, here, max_neighbors=k)
             assert torch.equal(found.indices.cpu(), expected)
             assert torch.equal(found.counts.cpu(), counts)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-def test_an_index_gives_the_same(name: str, lists: Callable, where: Where):
-    case = by_id(name)
-    problem = case.problem(where.device)
-    offsets = problem.offsets.get("reference_offsets")
-    index = pointproj.build_index(
-        problem.reference_points, radius=2 * case.radius, backend=where.backend, reference_offsets=offsets
-    )
-    for form in ({"max_neighbors": 4}, {"capacity": None}):
-        without, given = (lists(problem, case.radius, index=i, **form) for i in (None, index))
-        assert torch.equal(without.indices, given.indices)
-        rows = "counts" if isinstance(given, Neighbors) else "row_splits"
-        assert torch.equal(getattr(without, rows), getattr(given, rows))
 
 
 @pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (0, 0)])
@@ -147,86 +115,6 @@ def test_more_neighbors_than_points(references: int, k: int, lists: Callable, wh
     assert nearest.counts.tolist() == [references] * 5
     assert nearest.indices.sort(1).values.tolist() == [[-1] * missing + list(range(references))] * 5
     assert torch.equal(nearest.distances.isinf(), nearest.indices == -1)
-
-
-@pytest.mark.parametrize("name", BATCHES)
-@pytest.mark.operators("knn", "radius")
-def test_nearest_within_a_largest_radius(name: str, where: Where):
-    problem = by_id(name).problem(where.device)
-    options = {"backend": where.backend} | problem.offsets
-    nearest = radius_neighbors(*problem[:2], 0.3, max_neighbors=3, **options)
-    distances, rows = knn(*problem[:2], 3, max_radius=0.3, **options)
-    assert torch.equal(rows, nearest.indices)
-    # Those of lists are roots by torch, which on a CPU are not always the nearest number.
-    ulp = torch.finfo(distances.dtype).eps
-    torch.testing.assert_close(distances, nearest.distances, rtol=ulp, atol=0.0)
-
-
-def test_points_in_the_plane(lists: Callable, where: Where):
-    problem = by_id("planar").problem(where.device)
-    flat = problem._replace(**{n: getattr(problem, n)[:, :2] for n in problem._fields[:2]})
-    solid = problem._replace(
-        **{n: torch.nn.functional.pad(getattr(flat, n), (0, 1)) for n in problem._fields[:2]}
-    )
-    for options in ({"max_neighbors": 5}, {"capacity": None}):
-        in_plane, in_space = (lists(p, 0.3, displacements=True, **options) for p in (flat, solid))
-        assert torch.equal(in_plane.indices, in_space.indices)
-        assert torch.equal(in_plane.distances, in_space.distances)
-        assert torch.equal(in_plane.displacements, in_space.displacements[..., :2])
-    for search in ("knn", "radius"):
-        of_dims = []
-        for p in (flat, solid):
-            aggregate = pointproj.knn_aggregate if search == "knn" else pointproj.radius_aggregate
-            of_dims.append(aggregate(*p[:3], 4 if search == "knn" else 0.3, backend=where.backend))
-        assert_close("aggregated", *of_dims)  # on a GPU points of a cell stand in any order, and add up so
-
-
-@pytest.mark.parametrize("box", [None, (2.2, 9.0, torch.inf)], ids=["open", "box"])
-def test_gradients_of_distances(box: tuple | None):
-    """By finite differences, and twice; coincident points have gradient 0."""
-    query, points = by_id("fp64").problem()[:2]
-    query, points = query[:11].clone().requires_grad_(), points[:40].clone().requires_grad_()
-    radius = 1.05
-
-    for form in ({"max_neighbors": 5}, {"capacity": 300}):
-
-        def search(query: Tensor, points: Tensor, form: dict = form) -> tuple[Tensor, Tensor]:
-            found = radius_neighbors(
-                query, points, radius, displacements=True, box=box, backend="torch", **form
-            )
-            apart = (found.indices >= 0) & (found.distances > 0)
-            return torch.where(apart, found.distances, 0.0), found.displacements
-
-        assert torch.autograd.gradcheck(search, (query, points), fast_mode=True)
-        assert torch.autograd.gradgradcheck(search, (query, points), fast_mode=True)
-    found = radius_neighbors(points, points, radius, max_neighbors=3, backend="torch")
-    d_points = torch.autograd.grad(found.distances[:, 0].sum(), points)[0]
-    assert torch.equal(d_points, torch.zeros_like(points))
-
-
-@forms
-@pytest.mark.parametrize("name", BATCHES)
-def test_gradients_are_those_of_displacements(form: dict, name: str, lists: Callable, where: Where):
-    """Distances come from the search, displacements from torch: their lengths are the same function."""
-    case = by_id(name)
-    problem = case.problem(where.device)
-    points = [p.clone().requires_grad_() for p in problem[:2]]
-    problem = problem._replace(query_points=points[0], reference_points=points[1])
-    found = lists(problem, case.radius, displacements=True, **form)
-    exists = found.indices >= 0
-    expected = reference.length(found.displacements)
-    generator = torch.Generator().manual_seed(5)
-    numbers = torch.rand(found.distances.shape, generator=generator).to(expected)
-
-    def gradients(lengths: Tensor) -> list[Tensor]:
-        """Of the first and the second order."""
-        loss = (torch.where(exists, lengths, 0.0).square() * numbers).sum()
-        first = torch.autograd.grad(loss, points, create_graph=True)
-        return [*first, *torch.autograd.grad(sum((f.sin() * f).sum() for f in first), points)]
-
-    names = ("d_query_points", "d_reference_points", "d_d_query_points", "d_d_reference_points")
-    for name, got, wanted in zip(names, gradients(found.distances), gradients(expected), strict=True):
-        assert_close(name, got, wanted)
 
 
 @forms

@@ -199,47 +199,6 @@ def test_reduced_matmul_precision_changes_nothing(operator: str, where: Where):
         assert_close(name, got[name], expected[name])
 
 
-def _strided(t: Tensor) -> Tensor:
-    wide = torch.stack([t, torch.full_like(t, torch.nan)], -1).flatten(-2)
-    return wide[..., ::2]
-
-
-def _sliced(t: Tensor) -> Tensor:
-    return torch.nn.functional.pad(t, (2, 1, 3, 1), value=torch.nan)[3:-1, 2:-1]
-
-
-def _misaligned(t: Tensor) -> Tensor:
-    """Contiguous, but one element off the start of its memory: wide loads must not assume alignment."""
-    return torch.nn.functional.pad(t.flatten(), (1, 0), value=torch.nan)[1:].view(t.shape)
-
-
-LAYOUTS = {
-    "strided": _strided,
-    "transposed": lambda t: t.mT.contiguous().mT,
-    "sliced": _sliced,
-    "every other row": lambda t: t.repeat_interleave(2, dim=0)[::2],
-    "misaligned": _misaligned,
-}
-
-
-@operators
-@pytest.mark.parametrize("name", ["plain", "channels-33", "ragged"])
-def test_memory_layout_changes_nothing(operator: str, name: str, where: Where):
-    case = by_id(name)
-    problem = case.problem(where.device)
-    at = probe(problem, case.sigma)
-    expected = _derivatives(operator, problem, case, where, at)
-    neighborhood = case.neighborhood(operator)
-    for layout, laid in LAYOUTS.items():
-        leaves = [laid(t).detach().requires_grad_() for t in problem[:3]]
-        laid_out = problem._replace(**dict(zip(INPUTS[:3], leaves, strict=True)))
-        aggregated = run(operator, laid_out, neighborhood, at.sigma, backend=where.backend)
-        gradients = torch.autograd.grad(aggregated, leaves, laid(at.grad))
-        assert_close(f"aggregated, {layout}", aggregated, expected["aggregated"])
-        for n, got in zip(INPUTS, gradients, strict=False):
-            assert_close(f"d_{n}, {layout}", got, expected[f"d_{n}"])
-
-
 @operators
 def test_inputs_are_left_as_they_were(operator: str, where: Where):
     case = by_id("plain")

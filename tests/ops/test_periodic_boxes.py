@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pointproj import knn, radius_neighbors
-from pointproj.benchmark.cases import Case, Problem
+from pointproj import knn
+from pointproj.benchmark.cases import Problem
 from tests.conftest import Where
-from tests.ops.cases import by_id, uniform
+from tests.ops.cases import by_id
 from tests.oracle import assert_close
 
 
@@ -19,36 +19,6 @@ def test_points_that_are_not_finite_in_a_periodic_box(bad: float, lists: Callabl
     found = lists(Problem(points, points, points), 0.3, capacity=None, box=(1.0, 1.0, 1.0))
     assert found.row_splits.tolist() == [0, 1, 1]
     assert found.indices.tolist() == [0]
-
-
-@pytest.mark.parametrize("dims", [2, 3])
-@pytest.mark.operators("radius")
-def test_periodic_box_equals_replicas(dims: int, lists: Callable, where: Where):
-    case = Case("box", uniform(23, 61))
-    problem = case.problem(where.device)
-    box, radius = (1.5, 1.0, torch.inf)[:dims], 0.42
-    query, points = (4 * t[:, :dims].contiguous() for t in problem[:2])  # far outside of the box
-    problem = problem._replace(query_points=query, reference_points=points)
-    inside = (query.new_tensor(box) if dims == 2 else query.new_tensor([*box[:2], 1e9])).view(1, -1)
-    wrapped_query, wrapped = query.remainder(inside), points.remainder(inside)
-    if dims == 3:  # not periodic along z
-        wrapped_query[:, 2], wrapped[:, 2] = query[:, 2], points[:, 2]
-    shifts = torch.cartesian_prod(torch.arange(-1, 2), torch.arange(-1, 2)).to(points) * inside[:, :2]
-    shifts = torch.nn.functional.pad(shifts, (0, dims - 2))
-    replicas = (wrapped + shifts[:, None]).flatten(0, 1)
-    expected = radius_neighbors(wrapped_query, replicas, radius, capacity=None, backend="torch")
-    copies = torch.stack([expected.query_indices, expected.indices % len(points)])
-    expected_pairs = copies[:, (copies[0] * len(points) + copies[1]).argsort()]
-
-    listed = lists(problem, radius, capacity=None, box=box, displacements=True)
-    assert torch.equal(torch.stack([listed.query_indices, listed.indices]), expected_pairs)
-    assert_close("lengths", listed.displacements.norm(dim=1), listed.distances)
-    nearest = lists(problem, radius, max_neighbors=6, box=box)
-    assert torch.equal(nearest.counts, expected.row_splits.diff().clamp(max=7))
-    order = radius_neighbors(wrapped_query, replicas, radius, max_neighbors=6, backend="torch")
-    assert torch.equal(nearest.indices, torch.where(order.indices >= 0, order.indices % len(points), -1))
-    finite = order.distances.isfinite()
-    assert torch.allclose(nearest.distances[finite], order.distances[finite], atol=1e-5)
 
 
 def test_nearest_in_a_periodic_box(where: Where):

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils.checkpoint import checkpoint
 
 import pointproj
 from pointproj.ops.bridge.warp_op import Launch, warp_op
@@ -159,27 +158,6 @@ def test_compiled_with_other_strides(device: str):
     x = torch.linspace(-1, 1, 15, device=device).view(3, 5).T.requires_grad_()
     d_x = gradient_of(torch.compile(square, fullgraph=True), x)
     torch.testing.assert_close(d_x, gradient_of(torch.square, x))
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_forward_is_recomputed(use_reentrant: bool, device: str):
-    xy = some_points(device)
-
-    def recomputed(xy: Tensor, a: float, b: float) -> Tensor:
-        return checkpoint(lambda xy: rosenbrock(xy.sin(), a, b), xy, use_reentrant=use_reentrant)
-
-    expected = gradient_of(lambda xy, a, b: in_torch(xy.sin(), a, b), xy, 1.0, 9.0)
-    torch.testing.assert_close(gradient_of(recomputed, xy, 1.0, 9.0), expected)
-
-
-def test_two_graphs_alive_and_a_retained_one(device: str):
-    one, two = some_points(device), some_points(device, 3)
-    z_one, z_two = rosenbrock(one, 1.0, 9.0), rosenbrock(two, 2.0, 4.0)
-    expected = torch.autograd.grad(in_torch(one, 1.0, 9.0).sum(), one)[0]
-    torch.testing.assert_close(torch.autograd.grad(z_one.sum(), one, retain_graph=True)[0], expected)
-    expected_two = torch.autograd.grad(in_torch(two, 2.0, 4.0).sum(), two)[0]
-    torch.testing.assert_close(torch.autograd.grad(z_two.sum(), two)[0], expected_two)
-    torch.testing.assert_close(torch.autograd.grad(z_one.sum(), one)[0], expected)
 
 
 def test_declarations_that_do_not_fit():

@@ -161,17 +161,7 @@ def test_without_validation_meshes_the_test_meshes_choose_and_a_warning_says_so(
     assert "best.pt is chosen by the test meshes" in caplog.text
 
 
-def test_equal_seeds_give_equal_runs_and_others_do_not(config, tmp_path):
-    runs = [RunFolder(tmp_path / name) for name in "abc"]
-    train(config, runs[0])
-    train(config, runs[1])
-    config.seed = 1
-    train(config, runs[2])
-    assert losses(runs[0]) == losses(runs[1])
-    assert losses(runs[0]) != losses(runs[2])
-
-
-@pytest.mark.parametrize(("count", "number"), [(3, signal.SIGINT), (5, signal.SIGTERM), (8, signal.SIGINT)])
+@pytest.mark.parametrize(("count", "number"), [(5, signal.SIGTERM), (8, signal.SIGINT)])
 def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monkeypatch, count, number):
     whole, first, second = (RunFolder(tmp_path / "outputs" / name) for name in ("whole", "first", "second"))
     config.training.log_every = 2
@@ -186,6 +176,10 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
     metrics = train(config, second)
 
     assert losses(second) == losses(whole)  # those of the first run are taken over
+    config.seed, config.resume = 1, None
+    other = RunFolder(tmp_path / "other")
+    train(config, other)
+    assert losses(other) != losses(whole)
     assert max(losses(first), default=0) <= count
     expected = checkpoint.load(whole.path / "kept")["model"]
     assert all(torch.equal(weights(second)[name], expected[name]) for name in expected)
