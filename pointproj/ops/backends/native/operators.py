@@ -15,6 +15,7 @@ from torch import Tensor
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.backends.torch import attention
 from pointproj.ops.bridge.cpp_op import cpp_op
+from pointproj.ops.bridge.flops import count_aggregation, count_search
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
@@ -183,3 +184,8 @@ _attend = cpp_op(
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)
 )
+
+count_search("native_knn", _knn.parameters, "k")
+count_search("native_radius_search", _radius_search.parameters, "most")
+count_aggregation("native_knn_aggregate", _knn_aggregate.parameters, searches=True)
+count_aggregation("native_radius_aggregate", _radius_aggregate.parameters)
