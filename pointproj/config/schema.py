@@ -282,11 +282,15 @@ class AllocatorConfig:
 
 @dataclass
 class ProfilerConfig:
-    """PhysicsNeMo's profiler for a limited number of steps."""
+    """PhysicsNeMo's profilers, or ranges for Nsight Systems, for a limited number of steps."""
 
-    name: str = value(MISSING, "the profiler", choices=("none", "torch", "line_profile"))
+    name: str = value(MISSING, "the profiler", choices=("none", "torch", "line_profile", "nvtx"))
     skip: int = value(3, "steps before recording starts", least=0)
     steps: int = value(5, "steps recorded", least=1)
+    shapes: bool = value(True, "`torch`, `nvtx`: record shapes of inputs; `torch` makes a table by shape")
+    memory: bool = value(True, "`torch`: record the memory that each operation allocates")
+    flops: bool = value(True, "`torch`: count floating-point operations of matrix products and convolutions")
+    stack: bool = value(False, "`torch`: record the lines of Python behind each operation")
 
 
 @dataclass

@@ -37,6 +37,13 @@ def is_observed() -> bool:
         return True
 
 
+def registries_of_active_counters() -> list[dict[Any, Any]]:
+    """The formulas by operator that each active counter of floating-point operations has."""
+    modes = getattr(torch.utils._python_dispatch, "_get_current_dispatch_mode_stack", list)()
+    counters = (getattr(mode, "counter", None) for mode in modes)
+    return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
+
+
 def wrapper_test() -> Callable[[Tensor], bool]:
     """A function that tells whether a tensor belongs to a transform, also to one that has ended."""
     try:

@@ -1,4 +1,4 @@
-"""PhysicsNeMo's profiler around a bounded number of training steps.
+"""A profiler around a bounded number of training steps: PhysicsNeMo's, or NVTX ranges for Nsight Systems.
 
 PhysicsNeMo has one profiler for each process, which accepts tools only until it is first entered. But a sweep
 runs many jobs in one process. So each recording begins with a new profiler.
@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from pointproj.config import ProfilerConfig
 
@@ -23,12 +25,14 @@ class ProfilerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavail
 
 
 def require_profiler(config: ProfilerConfig) -> None:
-    """Raise :class:`ProfilerUnavailable` unless the package behind ``profiler=`` is installed."""
+    """Raise :class:`ProfilerUnavailable` unless the package or device behind ``profiler=`` is there."""
     if config.name == "line_profile" and importlib.util.find_spec("line_profiler") is None:
         raise ProfilerUnavailable(
             "profiler=line_profile needs a package that is not installed: pip install 'line_profiler>=5', or "
             "write profiler=torch"
         )
+    if config.name == "nvtx" and not torch.cuda.is_available():
+        raise ProfilerUnavailable("profiler=nvtx needs a GPU, and torch finds none: write profiler=torch")
 
 
 class StepProfiler:
@@ -76,6 +80,9 @@ class StepProfiler:
         config = self._config
         if config.name == "none" or self._taken != config.skip - self._warmup:
             return
+        if config.name == "nvtx":
+            self.recording = NvtxRanges(config.shapes)
+            return
         from physicsnemo.utils.profiling import Profiler
 
         _forget_profilers()
@@ -87,8 +94,8 @@ class StepProfiler:
             from torch.profiler import schedule
 
             steps = schedule(wait=0, warmup=self._warmup, active=config.steps, repeat=1)
-            # Memory and shapes of every operation would make the trace many times larger.
-            tool.reconfigure(schedule=steps, record_shapes=False, profile_memory=False, with_flops=False)
+            recorded = {"record_shapes": config.shapes, "profile_memory": config.memory}
+            tool.reconfigure(schedule=steps, with_flops=config.flops, with_stack=config.stack, **recorded)
             profiler.__enter__()
         else:
             profiler.initialize()
@@ -100,12 +107,16 @@ class StepProfiler:
     def _end(self, recorded: int) -> None:
         """Stop the recording; if steps were recorded, write the files, and log what took longest."""
         profiler, self.recording = self.recording, None
+        if self._config.name == "nvtx":
+            profiler.close()
+            return
         if self._config.name == "torch":
             profiler.__exit__(None, None, None)
         else:
             self._tool.disable_by_count()
         if recorded > 0:
             profiler.finalize()
+            self._complete_tables()
             log.info("profiler: %d steps recorded in %s", recorded, self._folder)
             unit, timed = self._timed()
             timed.sort(key=lambda row: row[0], reverse=True)
@@ -115,6 +126,19 @@ class StepProfiler:
                 share, each = milliseconds / total, milliseconds / recorded
                 log.info("  %6s %9.3f %10.1f  %s", f"{share:.1%}", each, calls / recorded, name)
         _forget_profilers()
+
+    def _complete_tables(self) -> None:
+        """Add a table by the shapes of inputs, and remove that of a GPU where there was none."""
+        if self._config.name != "torch":
+            return
+        folder = self._folder / "torch"
+        if not torch.cuda.is_available():
+            (folder / "gpu_time.txt").unlink(missing_ok=True)
+        if self._config.shapes:
+            by_shape = self._tool.key_averages(group_by_input_shape=True).table(
+                sort_by="self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+            )
+            (folder / "by_shape.txt").write_text(by_shape, encoding="utf-8")
 
     def _timed(self) -> tuple[str, list[tuple[float, int, str]]]:
         """Return the kind of what was timed, and rows of milliseconds, calls and name.
@@ -131,6 +155,30 @@ class StepProfiler:
         unit, clock = ("GPU kernel", "device") if kernels else ("operation", "cpu")
         name = f"self_{clock}_time_total"
         return unit, [(getattr(e, name) / 1e3, e.count, e.key[:70]) for e in kernels or events]
+
+
+class NvtxRanges:
+    """A range for each step and, inside, for each operator of ours and of torch, in C++ and in backwards.
+
+    ``nsys profile --capture-range cudaProfilerApi`` records these steps alone. ``shapes`` adds shapes.
+    """
+
+    def __init__(self, shapes: bool) -> None:
+        torch.cuda.profiler.start()
+        self._of_operators = torch.autograd.profiler.emit_nvtx(record_shapes=shapes)
+        self._of_operators.__enter__()
+        torch.cuda.nvtx.range_push("step")
+
+    def step(self) -> None:
+        """End the range of a step, and begin the next."""
+        torch.cuda.nvtx.range_pop()
+        torch.cuda.nvtx.range_push("step")
+
+    def close(self) -> None:
+        """End the recording."""
+        torch.cuda.nvtx.range_pop()
+        self._of_operators.__exit__(None, None, None)
+        torch.cuda.profiler.stop()
 
 
 def _lines(stats: Any) -> Iterator[tuple[float, int, str]]:

@@ -4,7 +4,7 @@ import subprocess
 
 import torch
 
-from pointproj.benchmark import league, quick
+from pointproj.benchmark import league, quick, quick_command
 from pointproj.benchmark.config import BenchConfig
 from pointproj.benchmark.results import SKIPPED, Row
 from pointproj.benchmark.run import plan
@@ -43,7 +43,7 @@ def test_the_command_measures_what_is_installed(tmp_path, monkeypatch, capsys):
         return ROWS
 
     monkeypatch.setattr(quick, "run_benchmark", measured)
-    assert quick.main(["--device", "cpu", "--output", str(tmp_path), "--minutes", "3"]) == 0
+    assert quick_command.main(["--device", "cpu", "--output", str(tmp_path), "--minutes", "3"]) == 0
     (config,) = configs
     assert (config.execution, config.minutes) == (["eager"], 3.0)
     assert "scipy cKDTree" in config.peers
@@ -55,7 +55,7 @@ def test_the_command_measures_what_is_installed(tmp_path, monkeypatch, capsys):
     assert "All results agree with the reference: the largest error is 1.5e-07" in shown
     assert (tmp_path / "benchmark.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setattr(quick, "run_benchmark", lambda config, interleaved: ROWS[3:4])
-    assert quick.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
+    assert quick_command.main(["--device", "cpu", "--output", str(tmp_path)]) == 1
 
 
 def test_the_league_begins_with_what_we_lose():

@@ -5,20 +5,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch.torch_version import TorchVersion
-from torch.utils.flop_counter import FlopCounterMode
 
 import pointproj
 from pointproj.benchmark.cases import Case
 from pointproj.ops.registry import load, names
 from tests.ops.cases import uniform
-from tests.oracle import INPUTS, run
+from tests.oracle import run
 
 ROOT = Path(__file__).parents[2]
 # What the interpreter takes seconds for: clouds of test_operators, kernels of test_weightings, and two files.
@@ -30,7 +28,6 @@ CHOSEN = f"test_triton_kernels or test_narrow_mlp or triton-cpu and ({OF_BACKEND
 OF_OPS = ("operators", "weightings", "triton_kernels")
 FILES = (*(f"tests/ops/test_{name}.py" for name in OF_OPS), "tests/nn/test_narrow_mlp.py")
 
-COUNTED = Case("", uniform(6, 10), k=3, radius=0.9, channels=5)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
 )
@@ -59,66 +56,6 @@ def test_kernels_by_the_interpreter():
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-1000:]
     assert int(re.search(r"(\d+) passed", ended.stdout)[1]) > 30
-
-
-def _flops(function: Callable[[], object]) -> dict[str, int]:
-    """Of 6 queries, 10 points, 5 channels, k = 3: 18 pairs, or 60 within any radius."""
-    function()  # a counter knows the operators that were there when it was made
-    with FlopCounterMode(display=False) as counter:
-        function()
-    counts = counter.get_flop_counts()["Global"]
-    return {str(name).removeprefix("pointproj.triton_"): count for name, count in counts.items()}
-
-
-@needs_triton
-@pytest.mark.parametrize(
-    ("operator", "leaves", "expected"),
-    [
-        ("knn", ["features"], {
-            "search": 18 * 8,
-            "aggregate_neighbors": 18 * (8 + 2 * 5),
-            "aggregate_neighbors_backward": 18 * 2 * 5,
-        }),
-        ("radius", INPUTS[:3], {
-            "radius_aggregate": 60 * (8 + 2 * 5),
-            "radius_aggregate_backward": 60 * (2 * 5 + 2 * 5 + 8),
-        }),
-    ],
-    ids=["knn", "radius"],
-)  # fmt: skip
-def test_flops(operator: str, leaves: list[str], expected: dict[str, int]):
-    problem = COUNTED.problem()
-
-    def function() -> None:
-        given = problem._replace(**{n: getattr(problem, n).clone().requires_grad_() for n in leaves})
-        run(operator, given, COUNTED.neighborhood(operator), 0.1, backend="triton").sum().backward()
-
-    assert _flops(function) == expected
-
-
-@needs_triton
-def test_flops_of_a_second_backward():
-    problem = COUNTED.problem()
-
-    def function() -> None:
-        query_points = problem.query_points.clone().requires_grad_()
-        field = run("knn", problem._replace(query_points=query_points), 3, 0.1, backend="triton")
-        (slope,) = torch.autograd.grad(field.sum(), query_points, create_graph=True)
-        slope.square().sum().backward()
-
-    assert _flops(function) == {
-        "search": 18 * 8,
-        "aggregate_neighbors": 18 * (8 + 2 * 5),
-        "aggregate_neighbors_backward": 18 * (2 * 5 + 8),
-        "aggregate_neighbors_second_backward": 18 * (8 + 10 * 5),
-    }
-
-
-@needs_triton
-def test_dense_clouds_have_no_pairs_between_them():
-    problem = Case("", uniform(6, 10), channels=5, batch=2).problem()
-    counted = _flops(lambda: run("radius", problem, 0.9, 0.1, backend="triton"))
-    assert counted == {"radius_aggregate": 30 * (8 + 2 * 5)}
 
 
 @needs_triton

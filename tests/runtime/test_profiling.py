@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -56,9 +57,48 @@ def test_torch_records_the_steps_asked_for(tmp_path, work, caplog, job):
     folder = tmp_path / "run" / "profile" / "torch"
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert sum(event.get("name") == "MmBackward0" for event in events) == 3
-    assert "aten::mm" in (folder / "cpu_time.txt").read_text()
+    table = (folder / "cpu_time.txt").read_text()
+    assert all(words in table for words in ("aten::mm", "CPU Mem", "FLOPs"))
+    assert "[[32, 32], [32, 32]]" in (folder / "by_shape.txt").read_text()
+    assert (folder / "gpu_time.txt").exists() == torch.cuda.is_available()
     row = next(line for line in caplog.messages if "aten::mm" in line)
     assert row.split()[2] == "3.0"  # one forward and two backward products a step
+
+
+def test_columns_of_the_tables_can_be_left_out(tmp_path, work):
+    take_steps(ProfilerConfig("torch", 1, 2, shapes=False, memory=False, flops=False), tmp_path, work, 3)
+    table = (tmp_path / "profile/torch/cpu_time.txt").read_text()
+    assert "aten::mm" in table
+    assert not any(words in table for words in ("CPU Mem", "FLOPs"))
+    assert not (tmp_path / "profile/torch/by_shape.txt").exists()
+
+
+def test_nvtx_has_a_range_for_each_step_asked_for(tmp_path, work, monkeypatch):
+    done = []
+    for module, name in ((torch.cuda.nvtx, "range_push"), (torch.cuda.nvtx, "range_pop")):
+        monkeypatch.setattr(module, name, lambda *words, name=name: done.append((name, *words)))
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: done.append(name))
+    monkeypatch.setattr(torch.autograd.profiler, "emit_nvtx", lambda **given: nullcontext(given))
+    take_steps(ProfilerConfig("nvtx", skip=1, steps=2), tmp_path, work, 5)
+    steps = [("range_push", "step"), ("range_pop",)] * 3  # the last is empty
+    assert done == ["start", *steps, "stop"]
+
+
+@pytest.mark.gpu
+def test_operators_are_ranges_of_nvtx():
+    """Under NVTX, torch's dispatcher sees every operator, which has a range of its name there."""
+    ranges = profiling.NvtxRanges(shapes=True)
+    assert torch.autograd._profiler_enabled()
+    ranges.step()
+    ranges.close()
+    assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_nvtx_without_a_gpu_is_refused():
+    with pytest.raises(profiling.ProfilerUnavailable, match="needs a GPU"):
+        profiling.require_profiler(ProfilerConfig(name="nvtx"))
 
 
 def test_torch_records_what_there_is_when_training_ends_early(tmp_path, work, caplog):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pointproj.ops.bridge.flops import announce
 from pointproj.ops.torch_internals import (
     any_requires_grad,
     apply_of,
@@ -122,7 +123,7 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     go_straight_to(function, backward)
     methods = {"forward": operator, "backward": backward, "jvp": along, "vmap": _vmap_of(operator, count)}
     operator.transformed = _function(name, setup_context=setup_both_ways, **methods).apply
-    operator.places = places
+    operator.places, operator.full_name = places, name
     operator.__class__ = _called_in_three_ways(type(operator))
 
 
@@ -157,6 +158,8 @@ def _called_in_three_ways(kind: type) -> type:
                 return self.apply(*args)
             return self.body(*args)
         if not is_transforming():
+            if not torch.compiler.is_compiling():
+                announce(self.full_name)
             return kind.__call__(self, *args)
         if torch.compiler.is_compiling():
             raise NotImplementedError(

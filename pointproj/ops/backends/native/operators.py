@@ -16,6 +16,7 @@ from pointproj.ops.backends.native.build import extension
 from pointproj.ops.backends.torch import attention
 from pointproj.ops.backends.torch.weighted_sums import weighted_sums as sums_by_torch
 from pointproj.ops.bridge.cpp_op import cpp_op
+from pointproj.ops.bridge.flops import count_aggregation, count_search
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
@@ -201,3 +202,8 @@ _weighted_sums = cpp_op(
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)
 )
+
+count_search("native_knn", _knn.parameters, "k")
+count_search("native_radius_search", _radius_search.parameters, "most")
+count_aggregation("native_knn_aggregate", _knn_aggregate.parameters, searches=True)
+count_aggregation("native_radius_aggregate", _radius_aggregate.parameters)

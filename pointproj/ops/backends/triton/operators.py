@@ -13,10 +13,10 @@ from torch import Tensor
 from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
 from pointproj.ops.backends.triton.edge_mlp import edge_mlp
-from pointproj.ops.backends.triton.flops import count_aggregation, count_search
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
 from pointproj.ops.backends.triton.sums import NeighborSource, listed, summed, within
+from pointproj.ops.bridge.flops import count_aggregation, count_search
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
 from pointproj.ops.specification.clouds import Clouds
@@ -125,12 +125,12 @@ def _sums(
         backward=backward,
         second_backward=partial(aggregate_second_backward, chunks=chunks),
     )
-    count_aggregation(name, list(parameters))
+    count_aggregation(name, parameters)
     return operator
 
 
 _search = triton_op("pointproj::triton_search", _searched, nearest_specs(torch.int32))
-count_search("triton_search")
+count_search("triton_search", _search.parameters, "k")
 _LISTED = "query_points", "reference_points", "neighbor_indices"
 _sum_lists = _sums(
     "triton_aggregate_neighbors",

@@ -13,6 +13,7 @@ from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, on
 from pointproj.ops.backends.warp.lanes import lanes
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found, top_k
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, shell_search
+from pointproj.ops.bridge.flops import count_search
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.records import Tables, fields_apart
@@ -55,6 +56,9 @@ def _search(
     distances: Tensor,
 ) -> None:
     launch_search(launch, *sets_of(clouds), cells, Found(rows, distances))
+
+
+count_search("warp_search", _search.parameters, "k")
 
 
 def launch_search(launch: Launch, queries: Points, references: Points, cells: CellList, found: Found) -> None:

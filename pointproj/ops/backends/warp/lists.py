@@ -19,6 +19,7 @@ from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, 
 from pointproj.ops.backends.warp.lanes import lanes, lanes_on
 from pointproj.ops.backends.warp.top_k import Found
 from pointproj.ops.backends.warp.traversal import Ball, Visitor, ball_search, new_ball
+from pointproj.ops.bridge.flops import count_search
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.records import Tables, fields_apart
@@ -84,6 +85,9 @@ def _nearest_within(
     searched, found = _queries_and_ball(launch, clouds, cells, radius, radii), Found(rows, distances, counts)
     kernel = search_kernel(Ball, distances.dtype, *list_of(found), BLOCKS)
     launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
+
+
+count_search("warp_nearest_within", _nearest_within.parameters, "k")
 
 
 def _all_specs(query_points: Tensor, capacity: int, **_: Any) -> dict:

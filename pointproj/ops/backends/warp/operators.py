@@ -16,6 +16,7 @@ from pointproj.ops.backends.warp.neighbors import Lists
 from pointproj.ops.backends.warp.sums import launch_sums, new_problem
 from pointproj.ops.backends.warp.top_k import LONGEST_LIST, Found
 from pointproj.ops.backends.warp.traversal import Ball, new_ball
+from pointproj.ops.bridge.flops import count_aggregation
 from pointproj.ops.bridge.warp_op import Launch, warp_op
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE, aggregate_backward, fill_second_backward
@@ -191,3 +192,7 @@ def _radius_aggregate(
     given = queries.positions.dtype, weighting, features, sigma, aggregated, softmax
     variant, problem = new_problem(Ball, *given)
     launch_sums(launch, variant, queries, new_ball(cells, radius), problem)
+
+
+count_aggregation("warp_knn_aggregate", _knn_aggregate.parameters, searches=True)
+count_aggregation("warp_radius_aggregate", _radius_aggregate.parameters)
