@@ -6,11 +6,20 @@ from torch import Tensor
 
 import pointproj
 from pointproj.benchmark.cases import clustered
+from pointproj.ops.backends.warp import cell_list_build
 from pointproj.ops.backends.warp.cell_list import FRAME, KNOTS
 from pointproj.ops.backends.warp.cell_list_build import FEW_POINTS, build_cell_list
 from pointproj.ops.specification import reference
 
 K = 4
+
+
+@pytest.fixture(autouse=True)
+def least_graded(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The real number; here clouds of 2,048 points take the kernels of large ones."""
+    given = cell_list_build.LEAST_GRADED
+    monkeypatch.setattr(cell_list_build, "LEAST_GRADED", 2048)
+    return given
 
 
 def _cloud(kind: str) -> Tensor:
@@ -99,6 +108,17 @@ def test_other_clouds_have_cells_of_equal_width(device: str):
     for points in (torch.rand(30_000, 3, generator=g), torch.randn(30_000, 3, generator=g)):
         cells = build_cell_list(points.to(device), None, 1, None)
         assert cells.shapes[0, 5:].tolist() == [0, 0, 0]
+
+
+def test_small_clouds_take_kernels_without_graded_grids(
+    least_graded: int, monkeypatch: pytest.MonkeyPatch, device: str
+):
+    monkeypatch.setattr(cell_list_build, "LEAST_GRADED", least_graded)
+    points = _graded(least_graded, torch.Generator().manual_seed(0)).to(device)
+    assert not cell_list_build.may_be_graded(build_cell_list(points[1:], None, 1, None))
+    cells = build_cell_list(points, None, 1, None)
+    assert cell_list_build.may_be_graded(cells)
+    assert (cells.shapes[0, 5:] > 0).all()
 
 
 def test_crowded_cells_of_several_clouds(device: str):

@@ -3,8 +3,9 @@
 Each cloud has a grid, which divides the box that holds most of the cloud. Cells at the border extend to the
 farthest points. Adjacent cells along x hold one contiguous run of points.
 
-Cells are of equal width, but in a crowded cloud: there the grid is graded. Along each axis, knots at
-quantiles of a sample divide the box, and between two knots there are as many cells as between any other two.
+Cells are of equal width, but in a large cloud that is crowded: there the grid is graded. Along each axis,
+knots at quantiles of a sample divide the box, and between two knots there are as many cells as between any
+other two. Kernels have two forms: only one of them can read graded grids.
 
 Distances to cells are shortened by a slack of a few rounding errors of the coordinates, because the cell of
 a point and the border of a cell are rounded differently.
@@ -32,7 +33,8 @@ class CellList(NamedTuple):
     The last cell of a cloud is not part of its grid: it has the points that are not finite.
     """
 
-    # (clouds, FRAME + 3 (KNOTS + 1)): corner of cell 0, edges of a cell, lowest and highest of all, knots
+    # (clouds, FRAME or FRAME + 3 (KNOTS + 1)): corner of cell 0, edges of a cell, lowest and highest of all,
+    # knots, if grids may be graded
     frames: CoordinateRows
     # (clouds, 8): cells along x, y, z; numbers of the first cell and of the last; cells between two knots
     # along x, y, z, 0 where cells are of equal width
@@ -45,6 +47,11 @@ FIELDS[CellList] = dict.fromkeys(CellList._fields, Tensor | None)
 NO_TABLES = CellList(None, None, None, None)  # for an operator that builds them
 
 
+def may_be_graded(cells: CellList) -> bool:
+    """Whether kernels need their form for graded grids, as the shapes of the tables say."""
+    return cells.frames.shape[1] > FRAME
+
+
 def readable(cells: CellList) -> CellList:
     """The tables of an index, with points aligned for reads of 16 bytes, wherever a hook moved them."""
     return cells._replace(points=aligned(cells.points))
@@ -52,7 +59,10 @@ def readable(cells: CellList) -> CellList:
 
 @once
 def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
-    """One cloud's grid, and ``load(cells, cloud, q) -> grid``, with a slack for distances from q."""
+    """One cloud's grid, and ``load(cells, cloud, q, graded) -> grid``, with a slack for distances from q.
+
+    Where a kernel says that the grid is not ``graded``, compilers leave out all that such grids need.
+    """
     real, vec3, _ = REALS[dtype]
     CellListStruct = struct_of(CellList, dtype)
     unit, least = torch.finfo(dtype).eps * ROUNDINGS, LEAST_DISTANCE[dtype]
@@ -71,14 +81,15 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
         cloud: int
 
     @wp.func
-    def load(cells: CellListStruct, cloud: int, q: vec3):
+    def load(cells: CellListStruct, cloud: int, q: vec3, graded: bool):
         grid = GridStruct()
         largest = real(0.0)
         for axis in range(3):
             grid.low[axis] = cells.frames[cloud, axis]
             grid.edge[axis] = cells.frames[cloud, axis + 3]
             grid.shape[axis] = cells.shapes[cloud, axis]
-            grid.between[axis] = cells.shapes[cloud, axis + 5]
+            if graded:
+                grid.between[axis] = cells.shapes[cloud, axis + 5]
             if grid.edge[axis] > real(0.0):
                 grid.per_unit[axis] = real(1.0) / grid.edge[axis]
             lowest = cells.frames[cloud, axis + 6]

@@ -7,7 +7,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, may_be_graded, readable
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Batch, Points, once, struct_of
 from pointproj.ops.backends.warp.lanes import lanes
@@ -66,7 +66,7 @@ def launch_search(launch: Launch, queries: Points, references: Points, cells: Ce
     cells = new_cell_list(launch, references) if cells.frames is None else readable(cells)
     own = in_order_of(cells, queries, references)
     blocks = 8 if queries.batch.rows > MANY_QUERIES else 4
-    compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks)
+    compiled = search_kernel(CellList, queries.positions.dtype, *list_of(found), blocks, may_be_graded(cells))
     launch(compiled, queries.batch.rows, own, cells, found, block_dim=BLOCK)
 
 
@@ -97,7 +97,12 @@ def in_order_of(cells: CellList, queries: Points, references: Points) -> Points:
 
 @once
 def search_kernel(
-    where: type[CellList | Ball], dtype: torch.dtype, k: int | None, indices: torch.dtype, blocks: int
+    where: type[CellList | Ball],
+    dtype: torch.dtype,
+    k: int | None,
+    indices: torch.dtype,
+    blocks: int,
+    graded: bool,
 ) -> wp.Kernel:
     """The search, everywhere or in a ball, whose points it also counts. If k is None, lists are in memory."""
     real, vec3, vec4 = REALS[dtype]
@@ -128,7 +133,7 @@ def search_kernel(
 
     longest = max(LONGEST_LIST.values())
     visitor = Visitor(State, FoundStruct, visit, None, None if within else limit, k or longest)
-    search = (ball_search if within else shell_search)(dtype, lanes(1), visitor)
+    search = (ball_search if within else shell_search)(dtype, lanes(1), visitor, graded)
     short = dtype == torch.float32 and k is not None and k <= SHORT_LIST
     options = {**OPTIONS, "module_options": {**OPTIONS["module_options"], "max_unroll": longest}}
 

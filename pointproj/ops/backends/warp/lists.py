@@ -12,7 +12,7 @@ import warp as wp
 from torch import Tensor
 
 from pointproj.ops.backends.warp import common
-from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, may_be_graded, readable
 from pointproj.ops.backends.warp.cell_list_build import new_cell_list
 from pointproj.ops.backends.warp.common import OPTIONS, REALS, Longs, Points, once, struct_of
 from pointproj.ops.backends.warp.knn_search import BLOCK, in_order_of, list_of, search_kernel, sets_of
@@ -83,7 +83,8 @@ def _nearest_within(
     counts: Tensor,
 ) -> None:
     searched, found = _queries_and_ball(launch, clouds, cells, radius, radii), Found(rows, distances, counts)
-    kernel = search_kernel(Ball, distances.dtype, *list_of(found), BLOCKS)
+    graded = may_be_graded(searched[1].cells)
+    kernel = search_kernel(Ball, distances.dtype, *list_of(found), BLOCKS, graded)
     launch(kernel, rows.shape[0], *searched, found, block_dim=BLOCK)
 
 
@@ -117,7 +118,7 @@ def _all_within(
     shape = searched[0].batch.rows, count
     for filled, value in ((row_splits[:1], 0), (rows, -1), (distances, torch.inf)):
         filled.fill_(value)
-    count_within, fill = list_kernels(distances.dtype, count)
+    count_within, fill = list_kernels(distances.dtype, count, may_be_graded(searched[1].cells))
     points = clouds.reference_points
     scratch = rows.new_empty(len(points))
     parts = Parts(points, row_splits, rows[:1], distances[:1], capacity, scratch)
@@ -189,7 +190,7 @@ def sort_function(count: int) -> wp.Function:
 
 
 @once
-def _list_search(dtype: torch.dtype, count: int) -> tuple[Any, wp.Function]:
+def _list_search(dtype: torch.dtype, count: int, graded: bool) -> tuple[Any, wp.Function]:
     """State and function of a search that counts neighbours, and writes their rows if it has an address."""
     real, vec3, vec4 = REALS[dtype]
     PartsStruct, group = struct_of(Parts, dtype), lanes(count)
@@ -207,15 +208,15 @@ def _list_search(dtype: torch.dtype, count: int) -> tuple[Any, wp.Function]:
         state.size += group.bit_count(present)
         return state
 
-    return State, ball_search(dtype, group, Visitor(State, PartsStruct, visit))
+    return State, ball_search(dtype, group, Visitor(State, PartsStruct, visit), graded)
 
 
 @once
-def list_kernels(dtype: torch.dtype, count: int) -> tuple[wp.Kernel, wp.Kernel]:
+def list_kernels(dtype: torch.dtype, count: int, graded: bool) -> tuple[wp.Kernel, wp.Kernel]:
     """The first counts the neighbours of each query, the second writes them up to the capacity."""
     real, vec3, _ = REALS[dtype]
     PointsStruct, BallStruct, PartsStruct = (struct_of(record, dtype) for record in (Points, Ball, Parts))
-    group, (State, search), sort_rows = lanes(count), _list_search(dtype, count), sort_function(count)
+    group, (State, search), sort_rows = lanes(count), _list_search(dtype, count, graded), sort_function(count)
 
     @wp.func_native("distances.data[place] = distance;")
     def store_distance(distances: wp.array(dtype=real), place: wp.int64, distance: real): ...

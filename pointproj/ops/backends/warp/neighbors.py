@@ -34,6 +34,7 @@ class Variant(NamedTuple):
     single: bool  # whether one search covers all channels
     kernel: str
     reduce: str
+    graded: bool  # whether the grid of a ball may be
 
 
 def each_neighbor(variant: Variant, accumulator: Accumulator) -> tuple[Any, wp.Function]:
@@ -63,7 +64,7 @@ def _within_radius(variant: Variant, accumulator: Accumulator, queue: Queue) -> 
         return queue.push(state, problem, exists, common.row_of(point), in_sums_dtype)
 
     visitor = Visitor(QueueState, Problem, visit, queue.flush_if_full)
-    search = ball_search(variant.positions, lanes(variant.lanes), visitor)
+    search = ball_search(variant.positions, lanes(variant.lanes), visitor, variant.graded)
 
     @wp.func
     def add_neighbors(state: State, own: int, q: vec3, cloud: int, ball: BallStruct, problem: Problem):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, readable
+from pointproj.ops.backends.warp.cell_list import NO_TABLES, CellList, may_be_graded, readable
 from pointproj.ops.backends.warp.cell_list_build import build_cell_list as build_index
 from pointproj.ops.backends.warp.cell_list_build import sorted_into
 from pointproj.ops.backends.warp.gradients import launch_query_gradient, launch_reference_gradient
@@ -152,7 +152,8 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
     queries, references = sets_of(record_of(Clouds, values))
     cells, radius = readable(record_of(CellList, values)), values["radius"]
     weighting, others = record_of(Weighting, values), references.positions
-    variant, problem = new_problem(Ball, others.dtype, weighting, *_summed(values), of_points, others=others)
+    given = others.dtype, weighting, *_summed(values), of_points, may_be_graded(cells)
+    variant, problem = new_problem(Ball, *given, others=others)
     of_references = not (d_references is d_features is None)
     if of_references:
         query_cells = sorted_into(launch, queries, cells, radius)
@@ -190,7 +191,7 @@ def _radius_aggregate(
     cells = readable(cells)
     queries = in_order_of(cells, *sets_of(clouds))
     given = queries.positions.dtype, weighting, features, sigma, aggregated, softmax
-    variant, problem = new_problem(Ball, *given)
+    variant, problem = new_problem(Ball, *given, graded=may_be_graded(cells))
     launch_sums(launch, variant, queries, new_ball(cells, radius), problem)
 
 

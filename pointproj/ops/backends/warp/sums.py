@@ -147,6 +147,7 @@ def new_problem(
     softmax: Tensor,
     grad: Tensor | None = None,
     of_points: bool = True,
+    graded: bool = False,
     **others: Tensor | None,
 ) -> tuple[Variant, Problem]:
     """What kernels are compiled for, and their argument.
@@ -159,7 +160,7 @@ def new_problem(
     chunks = -(-columns // CHANNELS)
     channels = -(-columns // (chunks * count * vector)) * vector
     sizes, names = (count, channels, vector, chunks == 1), (weighting.kernel, weighting.reduce)
-    variant = Variant(source, positions, features.dtype, *sizes, *names)
+    variant = Variant(source, positions, features.dtype, *sizes, *names, graded)
     if of_points:
         features = _in_words(features, vector)
     if grad is not None:

@@ -185,7 +185,7 @@ def new_ball(cells: CellList, radius: float, radii: Tensor | None = None) -> Bal
     return Ball(cells, 0.0, 0.0, radii, largest_squares_within(radii))
 
 
-def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, graded: bool) -> wp.Function:
     """``search(state, query, q, cloud, ball, data) -> state``: visit all points within the radius.
 
     If ``q`` is not finite, or the radius is negative, there are none.
@@ -207,7 +207,7 @@ def ball_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Functi
         if not active:
             q = vec3()
             radius = real(0.0)
-        grid = load(ball.cells, cloud, q)
+        grid = load(ball.cells, cloud, q, graded)
         padded = radius + grid.slack
         low = wp.vec3i()
         high = wp.vec3i()
@@ -239,7 +239,7 @@ def first_shell(cells: Any, grid: Any, at: wp.vec3i, wanted: int):
     return shell
 
 
-def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Function:
+def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor, graded: bool) -> wp.Function:
     """``search(state, query, q, cloud, cells, data) -> state``: visit the nearest if ``q`` is finite."""
     real, vec3, _ = REALS[dtype]
     CellListStruct, State, Data = struct_of(CellList, dtype), visitor.State, visitor.Data
@@ -250,7 +250,7 @@ def shell_search(dtype: torch.dtype, lanes: Lanes, visitor: Visitor) -> wp.Funct
     @wp.func
     def search(state: State, query: int, q: vec3, cloud: int, cells: CellListStruct, data: Data):
         if wp.isfinite(q) and cells.frames[cloud, 0] < real(wp.inf):
-            grid = load(cells, cloud, q)
+            grid = load(cells, cloud, q, graded)
             made = Search(q, cells, data, grid, real(0.0), real(0.0))
             at = cell_list.cell_at(q, grid)
             inner = int(-1)  # all cells up to this shell have been visited
