@@ -9,6 +9,7 @@ from torch import Tensor
 
 import pointproj
 from pointproj import NeighborList, Neighbors
+from pointproj.ops.registry import load
 from tests.differential.draw import NAMES, Call, laid_out
 from tests.differential.truth import ExpectedPairs, Formula, find_pairs
 from tests.oracle import all_derivatives, assert_close
@@ -102,8 +103,10 @@ class Runner:
             return {"aggregated": aggregated}
         neighbors = self.neighbors(points, options)
         if call.operator == "aggregate":
-            weighting = self.weighting(leaves)
-            return {"aggregated": pointproj.aggregate(leaves["features"], neighbors, **weighting)}
+            options = self.weighting(leaves)
+            if "aggregate" in load(self.options["backend"]).OPERATORS:
+                options["backend"] = self.options["backend"]
+            return {"aggregated": pointproj.aggregate(leaves["features"], neighbors, **options)}
         return self.compared(neighbors)
 
     def weighting(self, leaves: dict[str, Tensor]) -> dict:
