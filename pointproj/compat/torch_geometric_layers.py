@@ -1,4 +1,4 @@
-"""Convolutions of PyTorch Geometric with one network for all pairs, on :func:`pointproj.edge_mlp`.
+"""Convolutions of PyTorch Geometric with a network for all pairs, on our operators.
 
     from pointproj.compat.torch_geometric_layers import replace
 
@@ -22,8 +22,9 @@ from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 from pointproj.compat.edges import boundaries, knn_edges
 from pointproj.compat.replacement import CannotReplace, Replacement, replace_layers
 from pointproj.ops.edge_mlp import edge_mlp
-from pointproj.ops.layers import Activation, Layer, activation_of, checked_layers, with_bias
-from pointproj.ops.neighbor_lists import NeighborList
+from pointproj.ops.layers import SLOPE, Activation, Network, activation_of, checked_layers, with_bias
+from pointproj.ops.neighbor_lists import NeighborList, Neighbors
+from pointproj.ops.vector_attention import vector_attend
 
 REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max"}
 NONE = -1  # the row of a slot without a neighbour
@@ -33,21 +34,21 @@ Both = Tensor | tuple[Tensor, Tensor]
 
 
 def replace(model: nn.Module) -> Replacement:
-    """Replace ``EdgeConv``, ``DynamicEdgeConv`` and ``PointNetConv`` in a model, in place.
+    """Replace ``EdgeConv``, ``DynamicEdgeConv``, ``PointNetConv`` and ``PointTransformerConv`` in place.
 
     Layers of subclasses, with other networks (such as with batch normalisation, whose statistics are of all
     pairs) or other aggregations are left. ValueError for a model without any of these layers.
     """
     from torch_geometric import nn as theirs
 
-    makers = {theirs.EdgeConv: EdgeConv, theirs.DynamicEdgeConv: DynamicEdgeConv}
-    return replace_layers(model, makers | {theirs.PointNetConv: PointNetConv})
+    makers = (EdgeConv, DynamicEdgeConv, PointNetConv, PointTransformerConv)
+    return replace_layers(model, {getattr(theirs, maker.__name__): maker for maker in makers})
 
 
 class _Convolution(nn.Module):
     """The settings of a layer of the library that all have, checked."""
 
-    def __init__(self, layer: nn.Module, network: nn.Module | None) -> None:
+    def __init__(self, layer: nn.Module, *networks: nn.Module | None) -> None:
         super().__init__()
         self.reduce = REDUCTIONS.get(layer.aggr) if isinstance(layer.aggr, str) else None
         if self.reduce is None:
@@ -57,10 +58,11 @@ class _Convolution(nn.Module):
         if any(getattr(layer, f"_{kind}_hooks", None) for kind in HOOKS):
             raise CannotReplace("it has hooks of messages")
         self.sources_first = layer.flow == "source_to_target"
-        try:
-            layers_of(network, next(network.parameters()))
-        except (AttributeError, StopIteration, TypeError, ValueError) as reason:
-            raise CannotReplace(f"its network cannot run on pairs: {reason}") from None
+        for network in networks:
+            try:
+                layers_of(network, next(network.parameters()))
+            except (AttributeError, StopIteration, TypeError, ValueError) as reason:
+                raise CannotReplace(f"its network cannot run on pairs: {reason}") from None
 
     def listed(self, edges: Tensor, queries: int) -> NeighborList:
         """The edges as the neighbours of each query."""
@@ -93,7 +95,7 @@ class EdgeConv(_Convolution):
 
     def forward(self, x: Both, edge_index: Edges) -> Float[Tensor, "n channels"]:
         """(M, out) from (N, F) and (M, F) features, or (N, F) of both, and the (2, E) edges."""
-        x = (x, x) if isinstance(x, Tensor) else x
+        x = pair_of(x)
         return self._aggregated(x, self.listed(edge_index, len(x[1])))
 
     def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList) -> Tensor:
@@ -102,9 +104,8 @@ class EdgeConv(_Convolution):
         of_query, of_difference = first.chunk(2, dim=1)
         weight = torch.cat([of_difference, of_query - of_difference], dim=1)
         nowhere = [points.new_zeros(len(points), 0, dtype=torch.float32) for points in (x[1], x[0])]
-        layers = [(weight, bias), *others]
-        kind = {"activation": activation, "reduce": self.reduce}
-        return edge_mlp(x[0], *nowhere, lists, layers, query_features=x[1], **kind)
+        network = Network([(weight, bias), *others], activation)
+        return edge_mlp(x[0], *nowhere, lists, network, query_features=x[1], reduce=self.reduce)
 
 
 class DynamicEdgeConv(EdgeConv):
@@ -116,7 +117,7 @@ class DynamicEdgeConv(EdgeConv):
 
     def forward(self, x: Both, batch: Any = None) -> Float[Tensor, "n channels"]:
         """(M, out) from (N, F) and (M, F) features, or (N, F) of both, and their batch vectors."""
-        x = (x, x) if isinstance(x, Tensor) else x
+        x = pair_of(x)
         if x[0].ndim != 2:
             raise ValueError("Static graphs not supported in DynamicEdgeConv")
         batches = batch if isinstance(batch, tuple) else (batch, batch)
@@ -139,24 +140,79 @@ class PointNetConv(_Convolution):
     ) -> Float[Tensor, "m channels"]:
         """(M, out) from (N, F) features or None, (N, D) and (M, D) positions, and the (2, E) edges."""
         x = x[0] if isinstance(x, tuple) else x
-        sources, targets = (pos, pos) if isinstance(pos, Tensor) else pos
+        sources, targets = pair_of(pos)
         if self.add_self_loops:
             edge_index = self.with_loops(edge_index, min(len(sources), len(targets)))
         lists = self.listed(edge_index, len(targets))
-        layers, activation = layers_of(self.local_nn, sources if x is None else x)
+        network = layers_of(self.local_nn, sources if x is None else x)
         if x is None:  # a feature of zeros, with a column of zeros
             x = sources.new_zeros(len(sources), 1)
-            layers[0] = (F.pad(layers[0][0], (1, 0)), layers[0][1])
-        settings = {"activation": activation, "reduce": self.reduce}
-        out = edge_mlp(x, targets, sources, lists, layers, **settings)
+            network.layers[0] = (F.pad(network.layers[0][0], (1, 0)), network.layers[0][1])
+        out = edge_mlp(x, targets, sources, lists, network, reduce=self.reduce)
         return out if self.global_nn is None else self.global_nn(out)
 
 
-def layers_of(network: nn.Module, like: Tensor) -> tuple[list[Layer], Activation]:
-    """The layers of a Sequential or of an ``MLP`` of the library, and the activation between them.
+class PointTransformerConv(_Convolution):
+    """``PointTransformerConv`` likewise, on :func:`pointproj.vector_attend`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__(layer, layer.pos_nn, *([] if layer.attn_nn is None else [layer.attn_nn]))
+        if self.reduce != "sum":
+            raise CannotReplace(f"expected aggr add or sum; it is {layer.aggr}")
+        self.pos_nn, self.attn_nn = layer.pos_nn, layer.attn_nn
+        self.lin, self.lin_src, self.lin_dst = layer.lin, layer.lin_src, layer.lin_dst
+        self.add_self_loops = layer.add_self_loops
+
+    def forward(self, x: Both, pos: Both, edge_index: Edges) -> Float[Tensor, "m channels"]:
+        """(M, out) from (N, F) and (M, F) features, or (N, F) of both, positions likewise, and the edges."""
+        (of_sources, of_targets), (sources, targets) = pair_of(x), pair_of(pos)
+        if self.add_self_loops:
+            edge_index = self.with_loops(edge_index, min(len(sources), len(targets)))
+        keys, values = self.lin_src(of_sources), self.lin(of_sources)
+        if self.attn_nn is None:
+            one = torch.eye(keys.shape[1], dtype=keys.dtype, device=keys.device)
+            score = Network([with_bias(one, None)], PLAIN)
+        else:
+            score = layers_of(self.attn_nn, keys)
+        return vector_attend(
+            self.lin_dst(of_targets),
+            keys,
+            values,
+            -targets,  # its relative position is target minus source
+            -sources,
+            padded(self.listed(edge_index, len(targets))),
+            groups=keys.shape[1],
+            position_layers=layers_of(self.pos_nn, keys),
+            score_layers=score,
+        )
+
+
+def pair_of(given: Both) -> tuple[Tensor, Tensor]:
+    """Tensors of sources and targets, from both or from one that is of both."""
+    return (given, given) if isinstance(given, Tensor) else given
+
+
+def padded(lists: NeighborList) -> Neighbors | NeighborList:
+    """The same as rows of one length, unless most slots would be empty; waits for the device."""
+    counts = lists.row_splits.diff()
+    slots = torch.arange(int(counts.max()) if len(counts) else 0, device=counts.device)
+    if len(slots) * len(counts) > 2 * len(lists.indices):
+        return lists
+    at = (lists.row_splits[:-1, None] + slots).clamp(max=len(lists.indices) - 1)
+    rows = torch.where(slots < counts[:, None], lists.indices[at], NONE)
+    return Neighbors(rows, lists.distances.new_zeros(()).expand(rows.shape))
+
+
+PLAIN = Activation("relu", SLOPE, False)  # of a single layer
+
+
+def layers_of(network: nn.Module, like: Tensor) -> Network:
+    """The layers of a Sequential, or of a ``Linear`` or an ``MLP`` of the library.
 
     TypeError or ValueError for a network that :func:`pointproj.edge_mlp` does not take.
     """
+    if type(network).__name__ == "Linear":
+        return checked_layers("nn", Network([with_bias(network.weight, network.bias)], PLAIN), "", like)
     if type(network).__name__ != "MLP" or not hasattr(network, "lins"):
         if not isinstance(network, nn.Sequential):
             raise TypeError(
@@ -170,4 +226,4 @@ def layers_of(network: nn.Module, like: Tensor) -> tuple[list[Layer], Activation
     if (found := activation_of(network.act)) is None:
         raise ValueError(f"expected another activation; it is {network.act}")
     layers = [with_bias(layer.weight, layer.bias) for layer in network.lins]
-    return checked_layers("nn", layers, Activation(*found, not network.plain_last), like)
+    return checked_layers("nn", Network(layers, Activation(*found, not network.plain_last)), "", like)

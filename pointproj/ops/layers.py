@@ -13,7 +13,6 @@ MOST_CHANNELS = 512
 ELSEWHERE = "apply further layers to the features before, or to the result after, with torch.nn"
 
 Layer = tuple[Tensor, Tensor]  # weight (out, in) and bias (out,), as of torch.nn.Linear
-Layers = Sequence[Layer] | nn.Sequential
 
 
 class Activation(NamedTuple):
@@ -24,9 +23,17 @@ class Activation(NamedTuple):
     at_end: bool
 
 
-def checked_layers(
-    name: str, layers: Layers, activation: str | Activation, like: Tensor
-) -> tuple[list[Layer], Activation]:
+class Network(NamedTuple):
+    """Layers, and what is between them."""
+
+    layers: list[Layer]
+    activation: Activation
+
+
+Layers = Sequence[Layer] | nn.Sequential | Network
+
+
+def checked_layers(name: str, layers: Layers, activation: str, like: Tensor) -> Network:
     """Weights and biases in the dtype of ``like``, one layer after the other, and what is between them."""
     given, activation = _parts(name, layers, activation)
     if not 1 <= len(given) <= MOST_LAYERS:
@@ -42,15 +49,15 @@ def checked_layers(
                 f"layer before; got {inputs}"
             )
         made.append(tuple(tensor.to(like.dtype) for tensor in layer))
-    return made, activation
+    return Network(made, activation)
 
 
-def _parts(name: str, layers: Layers, activation: str | Activation) -> tuple[list[Any], Activation]:
+def _parts(name: str, layers: Layers, activation: str) -> tuple[list[Any], Activation]:
     """Pairs of weight and bias, not checked yet."""
     if isinstance(layers, nn.Sequential):
         return _parts_of_modules(name, list(layers))
-    if isinstance(activation, Activation):
-        return list(layers), activation
+    if isinstance(layers, Network):
+        return layers
     if activation not in ACTIVATIONS:
         raise ValueError(
             f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}: {ELSEWHERE}"

@@ -241,12 +241,12 @@ class Backend(Protocol):
         score_layers: list[Tensor],
         rows: Int[Tensor, "q k"] | Int[Tensor, " slots"],
         row_splits: Int[Tensor, " q+1"] | None,
-        activations: tuple[str, float, str, float],
+        activations: tuple[str, float, bool, str, float, bool],
     ) -> Float[Tensor, "q channels"]:
         """Vector attention: see :func:`pointproj.vector_attend`, for packed tensors; 0 without any pair.
 
-        Layers are weight, bias, weight, and so on, of one to four layers; activations the name and the slope
-        between those of positions, then between those of scores. All but the points have one dtype, fp32 or
+        Layers are weight, bias, weight, and so on, of one to four layers; activations the name, the slope and
+        whether one is at the end, of positions, then of scores. All but the points have one dtype, fp32 or
         fp64. Rows are as for ``edge_mlp``. Differentiable twice in all tensors but the rows.
         """
 

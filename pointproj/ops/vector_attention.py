@@ -49,8 +49,7 @@ def vector_attend(
     groups : int
         Parts of the channels, a divisor of C.
     position_layers, score_layers : sequence of (weight, bias), or torch.nn.Sequential
-        As the layers of :func:`pointproj.edge_mlp`, without an activation at the end: from D to C channels,
-        and from C to ``groups``.
+        As the layers of :func:`pointproj.edge_mlp`: from D to C channels, and from C to ``groups``.
     activation : str
         As for :func:`pointproj.edge_mlp`, between layers that are given as a sequence.
     backend : str
@@ -82,13 +81,13 @@ def vector_attend(
         ("score_layers", score_layers, channels, groups),
     ):
         made, kind = checked_layers(name, given, activation, keys)
-        if kind.at_end or (made[0][0].shape[1], len(made[-1][0])) != (inputs, outputs):
+        if (made[0][0].shape[1], len(made[-1][0])) != (inputs, outputs):
             raise ValueError(
-                f"{name} must lead from {inputs} to {outputs} channels, with no activation at the end; got "
-                f"{made[0][0].shape[1]} to {len(made[-1][0])}" + ", with one" * kind.at_end
+                f"{name} must lead from {inputs} to {outputs} channels; got {made[0][0].shape[1]} to "
+                f"{len(made[-1][0])}"
             )
         layers.append([tensor.to(dtype) for layer in made for tensor in layer])
-        kinds += kind[:2]
+        kinds += kind
     rows, splits = packed_rows(neighbors, keys, missing=keys.shape[:-1].numel())
     points = (p.flatten(0, -2).contiguous() for p in (reference_points, query_points))
     packed = (x.flatten(0, -2).to(dtype).contiguous() for x in (keys, values, queries))

@@ -1,6 +1,7 @@
 """Grouped vector attention over neighbour lists, in chunks of pairs.
 
-The scores of pairs are kept, one number for each group. What they are computed from is not.
+Of padded lists, a chunk has all pairs of its queries, so that nothing of a pair is kept. Of others the scores
+are kept, one number of a pair for each group. What they are computed from is not.
 """
 
 from typing import Any
@@ -13,16 +14,10 @@ from pointproj.ops.backends.torch.edge_mlp import LAYERS, linear_places, relativ
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.backends.torch.pair_chunks import PairFunction
 from pointproj.ops.specification.activations import activated
-from pointproj.ops.specification.clouds import linear_rows
 
-POSITION = tuple((f"position_{weight}", f"position_{bias}") for weight, bias in LAYERS)
-SCORE = tuple((f"score_{weight}", f"score_{bias}") for weight, bias in LAYERS)
-OPTIONS = {
-    "position_activation": str,
-    "position_slope": float,
-    "score_activation": str,
-    "score_slope": float,
-}
+NETWORKS = ("position", "score")
+LAYERS_OF = {part: [tuple(f"{part}_{name}" for name in layer) for layer in LAYERS] for part in NETWORKS}
+KIND = {"activation": str, "slope": float, "at_end": bool}
 
 
 def vector_attend(
@@ -35,21 +30,17 @@ def vector_attend(
     score_layers: list[Tensor],
     rows: Tensor,
     row_splits: Tensor | None,
-    activations: tuple[str, float, str, float],
+    activations: tuple[str, float, bool, str, float, bool],
 ) -> Tensor:
     """See :meth:`pointproj.ops.registry.Backend.vector_attend`."""
-    first, further = score_layers[:2], score_layers[2:]
-    # The score's first layer is linear: of keys, of queries, and of what the last layer of positions gives.
-    *before, weight, bias = position_layers
-    empty = weight.new_empty(0, 0), weight.new_empty(0)
-    folded = [first[0] @ weight, linear(bias, *first)]
+    position, score = _four(position_layers), _four(score_layers)
     lists = rows, row_splits, *activations, False
-    scores, _ = _scores(
-        reference_points, linear_rows(keys, first[0]), query_points, linear_rows(queries, first[0]),
-        *_four([*before, *folded], empty), *_four([*empty, *further], empty), *lists,
-    )  # fmt: skip
+    if row_splits is None:
+        pairs = reference_points, keys, values, query_points, queries
+        return _attended(*pairs, *position, *score, *lists)[0]
+    scores, _ = _scores(reference_points, keys, query_points, queries, *position, *score, *lists)
     weights = softmax_of_lists(scores, ListedPairs(rows, row_splits, len(reference_points)))
-    return _sums(reference_points, values, query_points, weights, *_four(position_layers, empty), *lists)[0]
+    return _sums(reference_points, values, query_points, weights, *position, *lists)[0]
 
 
 def softmax_of_lists(scores: Tensor, pairs: ListedPairs) -> Tensor:
@@ -64,66 +55,88 @@ def softmax_of_lists(scores: Tensor, pairs: ListedPairs) -> Tensor:
     return torch.cat(made, dim=-1)
 
 
-def _four(layers: list[Tensor], empty: tuple[Tensor, Tensor]) -> list[Tensor]:
+def _four(layers: list[Tensor]) -> list[Tensor]:
     """Weights and biases of four layers, those that are not given without elements."""
+    empty = layers[0].new_empty(0, 0), layers[0].new_empty(0)
     return [*layers, *empty * (len(LAYERS) - len(layers) // 2)]
 
 
 def _positions(inputs: dict[str, Any], exists: Tensor) -> Tensor:
     """The position layers of each pair's relative position."""
-    given = [(inputs[w], inputs[b]) for w, b in POSITION if inputs[w].numel()]
-    places = relative_places(inputs, exists, given[0][0].dtype)
-    values = linear_places(places, *given[0], places.new_empty(0))
-    for weight, bias in given[1:]:
-        values = activated(values, inputs["position_activation"], inputs["position_slope"])
-        values = linear(values, weight, bias)
-    return values
+    places = relative_places(inputs, exists, inputs["position_weight_1"].dtype)
+    first = (inputs[name] for name in LAYERS_OF["position"][0])
+    return _further(inputs, "position", linear_places(places, *first, places.new_empty(0)))
+
+
+def _further(inputs: dict[str, Any], part: str, values: Tensor) -> Tensor:
+    """What is behind the first layer of a network."""
+    kind = inputs[f"{part}_activation"], inputs[f"{part}_slope"]
+    for weight, bias in LAYERS_OF[part][1:]:
+        if inputs[weight].numel():
+            values = linear(activated(values, *kind), inputs[weight], inputs[bias])
+    return activated(values, *kind) if inputs[f"{part}_at_end"] else values
 
 
 def _score_values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
-    """Of pairs: the score layers, whose first one is in the keys, the queries and the last of positions."""
-    values = _positions(inputs, exists) - inputs["keys"] + inputs["queries"]
-    for weight, bias in SCORE[1:]:
-        if inputs[weight].numel():
-            values = activated(values, inputs["score_activation"], inputs["score_slope"])
-            values = linear(values, inputs[weight], inputs[bias])
-    return values
+    return _scores_of(inputs, _positions(inputs, exists))
+
+
+def _scores_of(inputs: dict[str, Any], moved: Tensor) -> Tensor:
+    weight, bias = (inputs[name] for name in LAYERS_OF["score"][0])
+    return _further(inputs, "score", linear(moved - inputs["keys"] + inputs["queries"], weight, bias))
 
 
 def _summed_values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
-    values, weights = _positions(inputs, exists) + inputs["values"], inputs["weights"]
+    return _weighted(inputs["values"] + _positions(inputs, exists), inputs["weights"])
+
+
+def _attended_values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
+    moved = _positions(inputs, exists)
+    scores = _scores_of(inputs, moved)
+    # Not of -inf alone: a query without neighbours would have NaN.
+    scores = torch.where(exists[..., None], scores, torch.finfo(scores.dtype).min)
+    return _weighted(inputs["values"] + moved, scores.softmax(1))
+
+
+def _weighted(values: Tensor, weights: Tensor) -> Tensor:
+    """Each group of channels times its weight."""
     return (values.unflatten(-1, (weights.shape[-1], -1)) * weights[..., None]).flatten(-2)
 
 
-def _last(inputs: dict[str, Any], layers: tuple[tuple[str, str], ...]) -> int:
-    """Outputs of the last layer, 0 without one."""
-    return [0, *(inputs[weight].shape[0] for weight, _ in layers if inputs[weight].shape[0])][-1]
+def _last(inputs: dict[str, Any], part: str) -> int:
+    """Outputs of the last layer."""
+    return [inputs[weight].shape[0] for weight, _ in LAYERS_OF[part] if inputs[weight].shape[0]][-1]
 
 
 def _width(inputs: dict[str, Any]) -> int:
-    return max(len(inputs[weight]) for weight, _ in (*POSITION, *SCORE) if weight in inputs)
+    return max(len(inputs[name]) for name in inputs if "weight_" in name)
 
 
-_SCORES = PairFunction(
-    _score_values,
-    references=("reference_points", "keys"),
+_ATTENDED = PairFunction(
+    _attended_values,
+    references=("reference_points", "keys", "values"),
     queries=("query_points", "queries"),
     pairs=(),
-    shared=tuple(name for layer in (*POSITION, *SCORE) for name in layer),
-    options=OPTIONS,
-    channels=lambda inputs: _last(inputs, SCORE) or _last(inputs, POSITION),
+    shared=tuple(name for part in NETWORKS for layer in LAYERS_OF[part] for name in layer),
+    options={f"{part}_{name}": kind for part in NETWORKS for name, kind in KIND.items()},
+    channels=lambda inputs: _last(inputs, "position"),
     width=_width,
     dtype_like="position_weight_1",
+    reduced=True,
+)
+_SCORES = _ATTENDED._replace(
+    values=_score_values,
+    references=("reference_points", "keys"),
+    channels=lambda inputs: _last(inputs, "score"),
     reduced=False,
 )
-_SUMS = _SCORES._replace(
+_SUMS = _ATTENDED._replace(
     values=_summed_values,
     references=("reference_points", "values"),
     queries=("query_points",),
     pairs=("weights",),
-    shared=tuple(name for layer in POSITION for name in layer),
-    channels=lambda inputs: _last(inputs, POSITION),
-    reduced=True,
+    shared=tuple(name for layer in LAYERS_OF["position"] for name in layer),
 )
+_attended = _ATTENDED.operator("pointproj::torch_vector_attend")
 _scores = _SCORES.operator("pointproj::torch_vector_scores")
 _sums = _SUMS.operator("pointproj::torch_vector_sums")
