@@ -33,12 +33,16 @@ class Model(nn.Module):
         self.places = theirs.PointNetConv(network(3, 16, 8), aggr="mean", flow="target_to_source")
         settings = {"norm": None, "plain_last": False, "bias": [True, False]}
         self.mlp = theirs.EdgeConv(theirs.MLP([16, 8, 8], **settings), aggr="max")
+        self.attention = theirs.PointTransformerConv(8, 8)
+        networks = (theirs.MLP([widths, 9, 8], norm=None, plain_last=False) for widths in (3, 8))
+        self.transformer = theirs.PointTransformerConv(8, 8, *networks, add_self_loops=False)
         self.normalised = theirs.EdgeConv(theirs.MLP([16, 8, 8]), aggr="max")
 
     def forward(self, x: Tensor, pos: Tensor, edges: Tensor, batch: Tensor) -> Tensor:
         x = self.active(self.edges(x, edges), edges)
         x = self.points(self.dynamic(x, batch), pos, edges) + self.places(None, pos, edges)
-        return self.normalised(self.mlp(x, edges), edges)
+        x = self.transformer(self.attention(self.mlp(x, edges), pos, edges), pos, edges)
+        return self.normalised(x, edges)
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def inputs() -> tuple[Tensor, ...]:
 def test_replaced_layers_have_the_same_results_and_gradients(model: Model):
     ours = copy.deepcopy(model)
     found = replace(ours)
-    assert list(found.replaced) == ["edges", "active", "dynamic", "points", "places", "mlp"]
+    assert " ".join(found.replaced) == "edges active dynamic points places mlp attention transformer"
     assert found.left == {"normalised": "its network cannot run on pairs: its normalisation needs all pairs"}
     assert str(found).endswith(
         "left normalised: its network cannot run on pairs: its normalisation needs all pairs"
