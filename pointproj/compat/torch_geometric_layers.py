@@ -64,15 +64,17 @@ class _Convolution(nn.Module):
             except (AttributeError, StopIteration, TypeError, ValueError) as reason:
                 raise CannotReplace(f"its network cannot run on pairs: {reason}") from None
 
-    def listed(self, edges: Tensor, queries: int) -> NeighborList:
-        """The edges as the neighbours of each query."""
+    def listed(self, edges: Tensor, queries: int, waits: bool = False) -> NeighborList | Neighbors:
+        """The edges as the neighbours of each query; where a GPU need not be waited for, :func:`padded`."""
         if not isinstance(edges, Tensor) or edges.layout != torch.strided:
             raise TypeError(f"expected edge_index as a dense (2, E) tensor; got {type(edges).__name__}")
         rows, targets = edges if self.sources_first else edges.flip(0)
         targets, order = targets.sort(stable=True)
         starts = torch.arange(queries + 1, device=edges.device, dtype=targets.dtype)
         splits = torch.searchsorted(targets.contiguous(), starts)
-        return NeighborList(splits, rows[order], rows.new_zeros(len(rows), dtype=torch.float32))
+        lists = NeighborList(splits, rows[order], rows.new_zeros(len(rows), dtype=torch.float32))
+        static = torch.compiler.is_compiling() or (rows.is_cuda and not waits)
+        return lists if static else padded(lists)
 
     def with_loops(self, edges: Tensor, count: int) -> Tensor:
         """Edges without those of a point to itself, but one for each of the first points."""
@@ -98,7 +100,7 @@ class EdgeConv(_Convolution):
         x = pair_of(x)
         return self._aggregated(x, self.listed(edge_index, len(x[1])))
 
-    def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList) -> Tensor:
+    def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList | Neighbors) -> Tensor:
         # W [x_i, x_j - x_i] = W_d x_j + (W_x - W_d) x_i, without positions.
         ((first, bias), *others), activation = layers_of(self.nn, x[0])
         of_query, of_difference = first.chunk(2, dim=1)
@@ -180,7 +182,7 @@ class PointTransformerConv(_Convolution):
             values,
             -targets,  # its relative position is target minus source
             -sources,
-            padded(self.listed(edge_index, len(targets))),
+            self.listed(edge_index, len(targets), waits=True),
             groups=keys.shape[1],
             position_layers=layers_of(self.pos_nn, keys),
             score_layers=score,

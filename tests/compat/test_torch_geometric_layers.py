@@ -51,14 +51,16 @@ def model() -> Model:
     return Model().double()
 
 
-def inputs() -> tuple[Tensor, ...]:
+def inputs(crowded: bool) -> tuple[Tensor, ...]:
     batch = (torch.arange(COUNT) > 40).long()
     x, pos = torch.randn(COUNT, 5).double().requires_grad_(), torch.randn(COUNT, 3).double().requires_grad_()
     edges = searches.knn_graph(pos, 7, batch, loop=True)
-    return x, pos, torch.cat([edges[:, 30:], edges[:, 40:43]], dim=1), batch  # no neighbours; some twice
+    more = torch.tensor([[5], [9]]).expand(2, 90) if crowded else edges[:, 40:43]
+    return x, pos, torch.cat([edges[:, 30:], more], dim=1), batch  # no neighbours; some twice
 
 
-def test_replaced_layers_have_the_same_results_and_gradients(model: Model):
+@pytest.mark.parametrize("crowded", [False, True])
+def test_replaced_layers_have_the_same_results_and_gradients(model: Model, crowded: bool):
     ours = copy.deepcopy(model)
     found = replace(ours)
     assert " ".join(found.replaced) == "edges active dynamic points places mlp attention transformer"
@@ -68,7 +70,7 @@ def test_replaced_layers_have_the_same_results_and_gradients(model: Model):
     )
     assert [*ours.state_dict()] == [*model.state_dict()]
     results = []
-    given = inputs()
+    given = inputs(crowded)
     for of in (model, ours):
         out = of(*given)
         leaves = {"x": given[0], "pos": given[1]} | dict(of.named_parameters())

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from pointproj.ops.specification.clouds import queries_of
 
-# Numbers of a chunk's widest tensor: 4 MiB of fp32 on a CPU, 128 MiB on a GPU, whose launches small chunks
+# Numbers of a chunk's widest tensor: 2 MiB of fp32 on a CPU, 128 MiB on a GPU, whose launches small chunks
 # wait for. A derivative holds several such tensors.
-VALUES_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
+VALUES_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
 SPARE = 256  # rows of zeros behind the others, for missing neighbours: a GPU adds to one row serially
 
 

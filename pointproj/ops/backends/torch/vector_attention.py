@@ -109,7 +109,7 @@ def _last(inputs: dict[str, Any], part: str) -> int:
 
 
 def _width(inputs: dict[str, Any]) -> int:
-    return max(len(inputs[name]) for name in inputs if "weight_" in name)
+    return 2 * max(len(inputs[name]) for name in inputs if "weight_" in name)  # two networks hold tensors
 
 
 _ATTENDED = PairFunction(
