@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pointproj import NeighborList, Neighbors, radius_neighbors
 from pointproj.benchmark.cases import Problem
+from pointproj.ops.backends.torch import pair_lists
 from tests.conftest import Where
 
 
@@ -20,3 +21,9 @@ def lists(where: Where) -> Iterator[Callable]:
         return radius_neighbors(*problem[:2], radius, backend=where.backend, **options)
 
     return search
+
+
+@pytest.fixture
+def few_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several chunks of pairs, the last one shorter than the others."""
+    monkeypatch.setattr(pair_lists, "VALUES_AT_ONCE", dict.fromkeys(pair_lists.VALUES_AT_ONCE, 700))

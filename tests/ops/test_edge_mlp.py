@@ -10,7 +10,7 @@ from tests.conftest import Where
 from tests.ops.test_attention import gradients, lists_of
 from tests.oracle import assert_close
 
-pytestmark = pytest.mark.operators("edge_mlp")
+pytestmark = [pytest.mark.operators("edge_mlp"), pytest.mark.usefixtures("few_pairs_at_once")]
 
 SETTINGS = {
     "edge-convolution": {"widths": (7, 4)},

@@ -13,7 +13,7 @@ from tests.ops.test_attention import lists_of
 from tests.ops.test_edge_mlp import compare
 from tests.oracle import assert_close
 
-pytestmark = pytest.mark.operators("vector_attend")
+pytestmark = [pytest.mark.operators("vector_attend"), pytest.mark.usefixtures("few_pairs_at_once")]
 LAYERS = {
     "one": (nn.Sequential(nn.Linear(3, 6)), nn.Sequential(nn.Linear(6, 2))),
     "two": (
