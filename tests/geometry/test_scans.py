@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pointproj.geometry.files.measured import read_sample
 from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import MeshError
 
@@ -12,24 +13,28 @@ GENERATOR = np.random.default_rng(0)
 BALL = GENERATOR.normal(size=(60, 3))
 BALL /= np.linalg.norm(BALL, axis=1, keepdims=True)
 CENTRE = np.array([500_000.0, 4_649_776, 100])
+SCANS = (".las", ".laz", ".pcd", ".e57")
 PLACES = np.round(2 * BALL + CENTRE, 3)
 
 
-def las(path, places, withheld=(), **header):
+def las(path, places, withheld=(), intensity=None, **header):
     import laspy
 
     data = laspy.LasData(laspy.LasHeader(**{"version": "1.4", "point_format": 6, **header}))
     data.header.scales, data.header.offsets = [0.001] * 3, CENTRE
     data.x, data.y, data.z = places.T
+    if intensity is not None:
+        data.intensity = intensity
     data.withheld = np.isin(np.arange(len(places)), withheld)
     data.write(str(path))
 
 
-def pcd(path, places, normals=None, encoding="binary"):
+def pcd(path, places, normals=None, encoding="binary", **more):
     import pypcd4
 
     columns = [*places.T, *([] if normals is None else normals.T)]
-    names = ["x", "y", "z", "normal_x", "normal_y", "normal_z"][: len(columns)]
+    names = [*["x", "y", "z", "normal_x", "normal_y", "normal_z"][: len(columns)], *more]
+    columns += more.values()
     cloud = pypcd4.PointCloud.from_points(columns, names, [np.float64] * len(columns))
     cloud.save(path, encoding=pypcd4.Encoding(encoding))
 
@@ -38,8 +43,9 @@ def e57(path, *scans):
     import pye57
 
     file = pye57.E57(str(path), mode="w")
-    for places, pose in scans:
-        file.write_scan_raw({f"cartesian{axis}": values for axis, values in zip("XYZ", places.T)}, **pose)  # noqa: B905
+    for places, pose, *more in scans:
+        columns = {f"cartesian{axis}": values for axis, values in zip("XYZ", places.T, strict=True)}
+        file.write_scan_raw(columns | dict(*more), **pose)
     file.close()
 
 
@@ -108,6 +114,38 @@ def test_e57_scans_are_placed_by_their_poses(tmp_path):
         (tmp_path / "a.e57").write_bytes(cut)
         with pytest.raises(MeshError, match="not a complete E57 file"):
             read_cloud(tmp_path / "a.e57", 60)
+
+
+@pytest.mark.parametrize("suffix", [".las", ".laz", ".pcd", ".e57", ".pts", ".xyz", ".ply"])
+def test_values_of_points(tmp_path, suffix):
+    """Intensity is that of each point that is kept; positions stay exact."""
+    path, intensity, kept = (
+        tmp_path / f"a{suffix}",
+        np.arange(60) * 7.0,
+        np.arange(60) >= 3 * (suffix in SCANS),
+    )
+    rows = [f"{x:.3f} {y:.3f} {z:.3f} {value}" for (x, y, z), value in zip(PLACES, intensity, strict=True)]
+    if suffix in (".las", ".laz"):
+        las(path, PLACES, withheld=np.flatnonzero(~kept), intensity=intensity)
+    elif suffix == ".pcd":
+        pcd(path, np.where(kept[:, None], PLACES, np.nan), intensity=intensity)
+    elif suffix == ".e57":
+        state = {"intensity": intensity, "cartesianInvalidState": (~kept).astype(np.int8)}
+        e57(path, (PLACES - CENTRE, {"translation": CENTRE}, state))
+    elif suffix == ".ply":
+        names = "".join(f"property double {name}\n" for name in ("x", "y", "z", "intensity"))
+        rows.insert(0, f"ply\nformat ascii 1.0\nelement vertex 60\n{names}end_header")
+    elif suffix == ".pts":
+        rows = ["60", *(f"{row} 1 2 3" for row in rows)]
+    else:
+        rows.insert(0, "# x y z intensity")
+    if suffix not in SCANS:
+        path.write_text("\n".join(rows))
+    sample = read_sample(path, ["intensity"])
+    np.testing.assert_allclose(sample.points, PLACES[kept], rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(sample.values["intensity"][:, 0], intensity[kept])
+    with pytest.raises(MeshError, match=r"has no field heat: its points have .*intensity"):
+        read_sample(path, ["heat"])
 
 
 @pytest.mark.parametrize("suffix", [".las", ".pcd", ".e57"])

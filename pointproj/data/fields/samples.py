@@ -38,6 +38,8 @@ def sample_files(data: DataConfig) -> list[MeshFile]:
         if path.suffix.lower() in SUFFIXES and path.is_file() and path.name != TABLE
         if not any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
     ]
+    stems = Counter(path.with_suffix("") for path in paths)  # a PLY file beside another is its geometry
+    paths = [path for path in paths if path.suffix.lower() != ".ply" or stems[path.with_suffix("")] == 1]
     if not paths:
         raise DataError(f"no samples in {root}: write data.root=FOLDER, a folder of {', '.join(SUFFIXES)}")
     if reason := missing_package(paths):

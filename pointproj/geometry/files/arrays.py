@@ -2,11 +2,12 @@
 
 import io
 import zipfile
+from collections.abc import Sequence
 
 import numpy as np
 
 from pointproj.geometry.files.columns import roles, without_names
-from pointproj.geometry.files.text import Content, FormatError
+from pointproj.geometry.files.text import Content, FormatError, require_fields
 
 LARGEST_CONTENT = 1 << 28
 """Most bytes that an archive may expand to."""
@@ -64,13 +65,17 @@ def _columns(array: np.ndarray) -> Content:
     return structured(array)
 
 
-def structured(array: np.ndarray) -> Content:
-    """Return the points of an array whose fields have names."""
+def structured(array: np.ndarray, fields: Sequence[str] = ()) -> Content:
+    """Return the points of an array whose columns have names, with the values of some."""
+    require_fields(fields, array.dtype.names)
+    if packed := {"rgb", "rgba"}.intersection(fields):
+        raise FormatError(f"packs three colours into each number of {min(packed)}: write each as a column")
     positions, normals = (
         None if columns is None else np.stack([_field(array, column) for column in columns], axis=1)
         for columns in roles(array.dtype.names)
     )
-    return Content(positions, normals=normals)
+    values = {name: _field(array, array.dtype.names.index(name)) for name in fields}
+    return Content(positions, normals=normals, values=values)
 
 
 def _field(array: np.ndarray, column: int) -> np.ndarray:

@@ -5,13 +5,23 @@ Surface is in the elements ``face`` and ``tristrips``. Others that may hold surf
 
 import re
 import struct
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, fans, lines_of, strip
+from pointproj.geometry.files.text import (
+    SHOWN,
+    Content,
+    FormatError,
+    decode,
+    fans,
+    lines_of,
+    require_fields,
+    strip,
+)
 
 LARGEST_HEADER_BYTES = 1 << 16
 
@@ -49,7 +59,7 @@ class _Element(NamedTuple):
     properties: list[_Property]
 
 
-def parse(content: bytes) -> Content:
+def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
     """Return vertices, triangles and normals of a PLY file, which must be complete; without faces, points.
 
     Counts are compared with the number of bytes or lines before they are used.
@@ -66,6 +76,7 @@ def parse(content: bytes) -> Content:
         if axis not in codes:
             given = ", ".join(codes)[:SHOWN]
             raise FormatError(f"element vertex must have the property {axis}, got {given!r}")
+    require_fields(fields, codes)
     lists = {name: _corner_list(name, declared[name]) for name in _SURFACES if name in declared}
     for name in declared.keys() - {*_SURFACES, *_NO_SURFACES}:
         if _may_be_surface(declared[name]):
@@ -90,10 +101,11 @@ def parse(content: bytes) -> Content:
             else None
             for axes in (("x", "y", "z"), ("nx", "ny", "nz"))
         )
+        values = {name: _numbers(found["vertex"][name], codes[name]) for name in fields}
     except ValueError:
         raise FormatError("holds a word where a number must be") from None
     lines = "lines" if {"edge", *_SURFACES} & declared.keys() else ""
-    return Content(places, faces, normals, other=lines)
+    return Content(places, faces, normals, other=lines, values=values)
 
 
 def _header_lines(content: bytes) -> tuple[list[str], int]:

@@ -6,8 +6,9 @@ PCD and E57 files (scans).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from pointproj.geometry.files import (
     MESH_SUFFIXES,
     arrays,
     parse,
+    ply,
     read_content,
     require_file,
     scans,
@@ -163,23 +165,28 @@ def _towards(points: Float[np.ndarray, "n 3"], path: Path) -> Float[np.ndarray, 
     return np.where(known, away / np.where(known, length, 1), 0).astype(np.float32)
 
 
-def _read(path: Path) -> Content:
-    """Read the content of a file in the format that its suffix tells."""
-    suffix = path.suffix.lower()
+def _read(path: Path, fields: Sequence[str] = ()) -> Content:
+    """Read the content of a file in the format that its suffix tells; fields are of its points."""
+    suffix, own = path.suffix.lower(), {"fields": fields} if fields else {}
     if suffix in _SCAN_READERS:
         missing = missing_packages([path])
         if missing is not None:
             raise MeshError(path, missing)
         require_file(path, LARGEST_SCAN_BYTES)
-        return understood(_SCAN_READERS[suffix], path, path)
-    if suffix in _POINT_READERS:
-        return understood(_POINT_READERS[suffix], read_content(path), path)
+        return understood(partial(_SCAN_READERS[suffix], **own), path, path)
+    readers = _POINT_READERS | {".ply": ply.parse} if fields else _POINT_READERS
+    if suffix in readers:
+        return understood(partial(readers[suffix], **own), read_content(path), path)
     return parse(read_content(path), path)
 
 
-def read_points(path: str | Path) -> Content:
-    """Read points or a mesh in the coordinates of their file; raise MeshError if it cannot be read."""
-    return _read(Path(path))
+def read_points(path: str | Path, fields: Sequence[str] = ()) -> Content:
+    """Read points or a mesh in the coordinates of their file, with values of each point by name.
+
+    Raises MeshError if the file cannot be read or lacks a field. With fields, its suffix is one of
+    :data:`FIELD_SUFFIXES`.
+    """
+    return _read(Path(path), fields)
 
 
 def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placement:
@@ -203,17 +210,20 @@ def _checked_placement(points: Float[np.ndarray, "n 3"], path: Path) -> Placemen
     return placement
 
 
-_POINT_READERS: dict[str, Callable[[bytes], Content]] = {
+_POINT_READERS: dict[str, Callable[..., Content]] = {
     **dict.fromkeys((".xyz", ".txt", ".csv", ".pts"), tables.parse),
     **dict.fromkeys((".npy", ".npz"), arrays.parse),
 }
 
-_SCAN_READERS: dict[str, Callable[[Path], Content]] = {
+_SCAN_READERS: dict[str, Callable[..., Content]] = {
     **dict.fromkeys((".las", ".laz"), scans.las),
     ".pcd": scans.pcd,
     ".e57": scans.e57,
 }
 
 POINT_SUFFIXES = (".ply", ".obj", ".glb", ".gltf", *_POINT_READERS, *_SCAN_READERS)
+
+FIELD_SUFFIXES = (*_SCAN_READERS, ".pts", ".xyz", ".ply")
+"""Formats whose points have further values, such as intensity."""
 
 SUFFIXES = (*MESH_SUFFIXES, *_POINT_READERS, *_SCAN_READERS)

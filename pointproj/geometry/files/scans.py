@@ -7,6 +7,7 @@ with what they read. Points that a scanner marks as invalid are left out, and th
 import importlib.util
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from pointproj.geometry.files import las_header
 from pointproj.geometry.files.arrays import structured
-from pointproj.geometry.files.text import Content, FormatError, decode
+from pointproj.geometry.files.text import Content, FormatError, decode, require_fields
 
 PACKAGES = {".las": ("laspy",), ".laz": ("laspy", "lazrs"), ".pcd": ("pypcd4",), ".e57": ("pye57",)}
 """Packages that read a format."""
@@ -36,18 +37,18 @@ def missing_packages(paths: Sequence[str | Path]) -> str | None:
     return f'{kinds} needs {", ".join(missing)}: pip install -c constraints.txt -e ".[scans]"'
 
 
-def las(path: Path) -> Content:
+def las(path: Path, fields: Sequence[str] = ()) -> Content:
     """Return the points of a LAS or LAZ file, without those marked as withheld."""
     declared = las_header.check(path, LARGEST_POINTS)
     try:
-        return _las(path, declared)
+        return _las(path, declared, fields)
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of lazrs, and no Exception
             raise FormatError(f"has compressed points that are damaged ({error})") from None
         raise
 
 
-def _las(path: Path, declared: int) -> Content:
+def _las(path: Path, declared: int, fields: Sequence[str]) -> Content:
     import laspy
 
     # One thread: the other decoder of lazrs takes memory for what a damaged file declares.
@@ -58,15 +59,17 @@ def _las(path: Path, declared: int) -> Content:
             raise FormatError(f"has the scales {header.scales} and the offsets {header.offsets}")
         if _is_geographic(header.vlrs):
             raise FormatError("has degrees for coordinates: project it to a system in metres")
-        parts, found = [np.empty((0, 3))], 0
+        require_fields(fields, header.point_format.dimension_names)
+        parts, found = [np.empty((0, 3 + len(fields)))], 0
         for chunk in reader.chunk_iterator(_CHUNK):
             found += len(chunk)
             kept = np.asarray(chunk.withheld) == 0
-            parts.append(np.stack([np.asarray(axis)[kept] for axis in (chunk.x, chunk.y, chunk.z)], axis=1))
+            columns = chunk.x, chunk.y, chunk.z, *(chunk[name] for name in fields)
+            parts.append(np.stack([np.asarray(column)[kept] for column in columns], axis=1))
     if found != declared:
         raise FormatError(f"declares {declared} points, but holds {found}")
-    points = np.concatenate(parts)
-    return Content(points, notes=_left_out(found - len(points), "withheld"))
+    points, values = _split(parts, fields)
+    return Content(points, notes=_left_out(found - len(points), "withheld"), values=values)
 
 
 def _is_geographic(records: Any) -> bool:
@@ -83,7 +86,13 @@ def _is_geographic(records: Any) -> bool:
     return False
 
 
-def pcd(path: Path) -> Content:
+def _split(parts: Sequence[np.ndarray], fields: Sequence[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Join rows of positions and fields, and return both."""
+    rows = np.concatenate(parts)
+    return rows[:, :3], dict(zip(fields, rows[:, 3:].T, strict=True))
+
+
+def pcd(path: Path, fields: Sequence[str] = ()) -> Content:
     """Return the points of a PCD file, without rows of NaN, which stand for missing returns."""
     from pypcd4 import PointCloud
 
@@ -97,32 +106,37 @@ def pcd(path: Path) -> Content:
     _check_count(declared)
     if len(rows) != declared or cloud.metadata.width * cloud.metadata.height != declared:
         raise FormatError(f"declares {declared} points, but holds {len(rows)}")
-    return _known(structured(rows))
+    return _known(structured(rows, fields))
 
 
-def e57(path: Path) -> Content:
-    """Return the points of all scans of an E57 file, each placed by its pose, without invalid ones."""
+def e57(path: Path, fields: Sequence[str] = ()) -> Content:
+    """Return the points of all scans of an E57 file, each placed by its pose, without invalid ones.
+
+    Of the values that are not positions, the library reads intensity alone as it is.
+    """
     import pye57
 
     file = pye57.E57(str(path))
     try:
-        parts, declared, normals = [np.empty((0, 3))], 0, False
+        parts, declared, normals = [np.empty((0, 3 + len(fields)))], 0, False
         for number in range(file.scan_count):
             header = file.get_header(number)
             declared += header.point_count
             _check_count(declared)
             normals |= "nor:normalX" in header.point_fields
+            require_fields(fields, [name for name in header.point_fields if name == "intensity"])
             if header.point_count:
-                scan = file.read_scan(number, ignore_missing_fields=True)
-                parts.append(np.stack([scan[f"cartesian{axis}"] for axis in "XYZ"], axis=1))
+                scan = file.read_scan(number, intensity=bool(fields), ignore_missing_fields=True)
+                names = *(f"cartesian{axis}" for axis in "XYZ"), *fields
+                parts.append(np.stack([scan[name] for name in names], axis=1))
     finally:
         file.close()
-    points = np.concatenate(parts)
+    points, values = _split(parts, fields)
     notes = _left_out(declared - len(points), "invalid")
     if normals:
         notes += ("normals are not read from E57 files",)
-    found = _known(Content(points))
-    return Content(found.vertices, notes=notes + found.notes)
+    found = _known(Content(points, values=values))
+    return replace(found, notes=notes + found.notes)
 
 
 def _known(content: Content) -> Content:
@@ -133,6 +147,7 @@ def _known(content: Content) -> Content:
         content.vertices[known],
         normals=normals,
         notes=_left_out(int((~known).sum()), "without a return (NaN)"),
+        values={name: column[known] for name, column in content.values.items()},
     )
 
 

@@ -7,16 +7,17 @@ import numpy as np
 from jaxtyping import Float
 
 from pointproj.geometry.files.columns import have_positions, roles, without_names
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, are_numbers, lines_of
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, are_numbers, lines_of, require_fields
 
 _EXPECTED = "must have x y z, or x y z nx ny nz, on every line"
 _COUNT = re.compile(r"\d+$")
 _UNIT = re.compile(r"\[[^\]]*\]|\([^)]*\)")
 _SPACED_COMMA = re.compile(r",\s|\s,")
+_OF_SCANNERS = {4: "x y z intensity", 6: "x y z red green blue", 7: "x y z intensity red green blue"}
 _BLANK_ALONE = re.compile(r"[^,\s]\s+[^,\s]")
 
 
-def parse(content: bytes) -> Content:
+def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
     """Read rows of numbers, which are separated by blanks, tabs, commas or semicolons.
 
     A first line of names, also in a comment (``#`` or ``//``), says what the columns are. A line with the
@@ -43,11 +44,16 @@ def parse(content: bytes) -> Content:
             rows.append(text)
     if counted and len(rows) != expected:
         raise FormatError(f"declares {expected} points, but {len(rows)} lines follow")
-    return _content(names, commented, rows)
+    return _content(names, commented, rows, fields)
 
 
-def _content(names: list[str] | None, commented: list[str] | None, rows: list[str]) -> Content:
-    """Return the points of rows; names in a comment count if there is one for each column."""
+def _content(
+    names: list[str] | None, commented: list[str] | None, rows: list[str], fields: Sequence[str]
+) -> Content:
+    """Return the points of rows; names in a comment count if there is one for each column.
+
+    If fields are wanted and there are no names, the columns are those of scanners.
+    """
     if not rows:
         return Content(np.empty((0, 3)))
     separator, rows = _separated(rows)
@@ -60,13 +66,22 @@ def _content(names: list[str] | None, commented: list[str] | None, rows: list[st
         )
     if names is None and commented is not None and len(commented) == counts[0]:
         names = commented
+    notes: tuple[str, ...] = ()
+    if names is None and fields and counts[0] in _OF_SCANNERS:
+        names = _OF_SCANNERS[counts[0]].split()
+        notes = (f"has no names of columns: they are taken for {_OF_SCANNERS[counts[0]]}",)
     if names is None:
+        require_fields(fields, [])
         return without_names(_numbers(rows, separator, range(counts[0])))
     if len(names) != counts[0]:
         raise FormatError(f"names {len(names)} columns, but has {counts[0]}: {', '.join(names)[:SHOWN]!r}")
     positions, normals = roles(names)
-    found = _numbers(rows, separator, [*positions, *(normals or [])])
-    return Content(found[:, :3], normals=found[:, 3:] if normals else None)
+    require_fields(fields, names)
+    own = [names.index(name) for name in fields]
+    found = _numbers(rows, separator, [*positions, *own, *(normals or [])])
+    values = dict(zip(fields, found[:, 3 : 3 + len(own)].T, strict=True))
+    normals = found[:, 3 + len(own) :] if normals else None
+    return Content(found[:, :3], normals=normals, notes=notes, values=values)
 
 
 def _numbers(

@@ -1,6 +1,6 @@
 """What the formats share: the content of a file, text from bytes, and one error."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,8 +18,9 @@ class FormatError(ValueError):
 class Content:
     """The content of a file: a surface, or points if ``faces`` is empty, perhaps with normals.
 
-    ``notes`` are sentences on what was left out, for the log. ``other`` names what the vertices belong to if
-    they are no points of a cloud although there are no faces, such as lines.
+    ``values`` are further numbers of each vertex, by name, if the reader was asked for them. ``notes`` are
+    sentences on what was left out, for the log. ``other`` names what the vertices belong to if they are no
+    points of a cloud although there are no faces, such as lines.
     """
 
     vertices: Float[np.ndarray, "V 3"]
@@ -27,6 +28,14 @@ class Content:
     normals: Float[np.ndarray, "V 3"] | None = None
     notes: tuple[str, ...] = ()
     other: str = ""
+    values: Mapping[str, Float[np.ndarray, " V"]] = field(default_factory=dict)
+
+
+def require_fields(fields: Sequence[str], names: Iterable[str]) -> None:
+    """Raise FormatError if a field is not among the names of what a file holds for each point."""
+    names = [*names]
+    if missing := [name for name in fields if name not in names]:
+        raise FormatError(f"has no field {', '.join(missing)}: its points have {', '.join(names) or 'none'}")
 
 
 def decode(content: bytes) -> str:

@@ -1,10 +1,12 @@
 """Read files with measured or simulated fields: a sample, which is geometry and values at points or cells.
 
-VTP, VTU and VTK are read by pyvista (:mod:`.vtk`); NPZ, PT and CSV hold named arrays (:mod:`.arrays`). A mesh
-file of the same stem (STL, OBJ, PLY, OFF) beside a file is the geometry of its sample.
+VTP, VTU and VTK are read by pyvista (:mod:`.vtk`); NPZ, PT and CSV hold named arrays (:mod:`.arrays`); scans
+hold values of their points, such as intensity (:mod:`pointproj.geometry.files.points`). A mesh file of the
+same stem (STL, OBJ, PLY, OFF) beside a file of arrays is the geometry of its sample.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,11 +15,12 @@ import numpy as np
 from pointproj.geometry.files import MESH_SUFFIXES, read_mesh
 from pointproj.geometry.files.measured import arrays
 from pointproj.geometry.files.measured.sample import FieldSample, Place, of_mesh
-from pointproj.geometry.files.points import read_points
+from pointproj.geometry.files.points import FIELD_SUFFIXES, missing_packages, read_points
+from pointproj.geometry.files.text import Content
 from pointproj.geometry.meshes import MeshError
 
 VTK_SUFFIXES = (".vtp", ".vtu", ".vtk")
-SUFFIXES = (*VTK_SUFFIXES, *arrays.READERS)
+SUFFIXES = (*VTK_SUFFIXES, *arrays.READERS, *FIELD_SUFFIXES)
 INSTALL = 'pip install -c constraints.txt -e ".[cfd]"'
 
 
@@ -25,13 +28,13 @@ def missing_package(paths: Sequence[Path]) -> str | None:
     """Return words that say what to install to read these files, or None if nothing is missing."""
     first = next((path for path in paths if path.suffix.lower() in VTK_SUFFIXES), None)
     if first is None or find_spec("pyvista") is not None:
-        return None
+        return missing_packages(paths)
     return f"{first} is read by pyvista, which is not installed: {INSTALL}"
 
 
 def geometry_beside(path: Path) -> Path | None:
     """Return the mesh file of the same stem beside a file of arrays, or None."""
-    if path.suffix.lower() in VTK_SUFFIXES:
+    if path.suffix.lower() not in arrays.READERS:
         return None
     found = (path.with_suffix(suffix) for suffix in MESH_SUFFIXES)
     return next((mesh for mesh in found if mesh.exists()), None)
@@ -61,6 +64,8 @@ def read_sample(path: Path, fields: Sequence[str]) -> FieldSample:
             from pointproj.geometry.files.measured import vtk
 
             sample = vtk.read(path, fields)
+        elif path.suffix.lower() in FIELD_SUFFIXES:
+            sample = _of_points(read_points(path, fields))
         else:
             sample = arrays.read(path, fields, geometry)
     except MeshError:
@@ -89,17 +94,29 @@ def read_geometry(path: Path, place: Place) -> FieldSample:
             return vtk.sample_of(vtk.load(path), [], place)
         except ValueError as error:
             raise MeshError(path, str(error)) from error
-    content = read_points(path)
+    return _of_points(read_points(path), place)
+
+
+def _of_points(content: Content, place: Place = "points") -> FieldSample:
+    """Return the sample of a cloud or a mesh with the values of its vertices."""
+    values = {name: column[:, None] for name, column in content.values.items()}
     if len(content.faces):
-        return of_mesh(content.vertices, content.faces, place)
+        sample = of_mesh(content.vertices, content.faces, place)
+        return replace(sample, values={name: column[sample.rows] for name, column in values.items()})
     points = np.asarray(content.vertices, dtype=np.float64)
-    return FieldSample(points, {}, content.normals, rows=np.arange(len(points)))
+    normals = content.normals
+    if normals is not None:
+        length = np.linalg.norm(normals, axis=1, keepdims=True)
+        normals = normals / np.where(length > 0, length, 1)
+    return FieldSample(points, values, normals, rows=np.arange(len(points)))
 
 
 def _check(path: Path, sample: FieldSample) -> None:
     if not len(sample.points):
         raise MeshError(path, "holds no points or cells with area")
-    arrays: Mapping[str, np.ndarray] = {"its points": sample.points, **sample.values}
+    arrays: dict[str, np.ndarray] = {"its points": sample.points, **sample.values}
+    if sample.normals is not None:
+        arrays["its normals"] = sample.normals
     for name, values in arrays.items():
         odd = ~np.isfinite(values).all(axis=1)
         if odd.any():
