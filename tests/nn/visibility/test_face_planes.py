@@ -133,11 +133,3 @@ def test_the_dtype_is_that_of_the_points_and_nothing_has_gradients():
     for result in propagate_planes(points, rows, planes.normals, planes.noise, sensors):
         assert result.dtype == torch.float64
         assert not result.requires_grad
-
-
-def test_one_graph_holds_it():
-    points, sensors = noisy_box(1, 100)
-    rows, planes = searched(points)
-    inputs = points, rows, planes.normals, planes.noise, sensors
-    compiled = torch.compile(propagate_planes, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(*inputs), propagate_planes(*inputs))
