@@ -293,6 +293,8 @@ class Training:
             where = self.run_folder, config, position, self.baseline
             for path in report.draw(*where, self.data.test, predict):
                 self.logger.picture(path, position.step)
+            if config.logger.name != "none":
+                self.logger.cloud(*report.sample_cloud(*where[:2], self.data.test, predict), position.step)
         timed = {}
         if config.training.time_steps:
             timed = time_step(step, next(self.loader.plain()), config.training.time_steps)
