@@ -155,3 +155,9 @@ def padded_pairs(
     return FoundPairs(
         queries, indices[exists].long(), None if distances is None else distances[exists], counts
     )
+
+
+def of_library(path: str) -> Any:
+    """An object of a library by its path; the library is imported at the first call."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

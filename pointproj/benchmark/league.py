@@ -6,12 +6,12 @@
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from pointproj.benchmark import peers
 from pointproj.benchmark.implementations import import_failure
-from pointproj.benchmark.results import OK, Row, fastest, select
-from pointproj.benchmark.table import cell, markdown, readable_size
+from pointproj.benchmark.results import OK, Row, select
+from pointproj.benchmark.standings import standings
 from pointproj.machine import installed_version
 
 KEPT = ("torch", "numpy", "scipy", "warp-lang", "nvidia-physicsnemo")  # no peer may change their versions
@@ -54,37 +54,3 @@ def page(rows: Sequence[Row]) -> str:
     head = f"{first.device}, driver {first.driver or 'none'}, torch {first.torch}, commit {first.commit}"
     parts = [head, "\n".join(standings(rows)), ", ".join(versions), "\n".join(without)]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def standings(rows: Iterable[Row], *, losses: bool = False) -> list[str]:
-    """Markdown: our fastest backend and the fastest other library of each measurement, the worst first.
-
-    A measurement is a workload of one size and a mode, in whatever execution. ``losses`` shows only those in
-    which another library is faster. Libraries whose formula or list differs are compared too: notes say so.
-    """
-    compared: dict[tuple, list[Row]] = {}
-    for row in select(rows, status=OK):
-        what = row.workload, row.operator, row.mode, row.queries, row.references, row.clouds
-        compared.setdefault((*what, row.k, row.radius), []).append(row)
-    lines = []
-    for measured in compared.values():
-        ours, other = (fastest(select(measured, kind=kind)) for kind in ("backend", "peer"))
-        if ours and other and (other.p50_ms < ours.p50_ms or not losses):
-            lines.append((other.p50_ms / ours.p50_ms, ours, other))
-    body = [
-        [_said(ours), *map(_with_time, (ours, other)), f"{ratio:.3g}"]
-        for ratio, ours, other in sorted(lines, key=lambda line: line[0])
-    ]
-    return markdown("measurement", ["ours, ms", "fastest other, ms", "theirs / ours"], body) if body else []
-
-
-def _said(row: Row) -> str:
-    neighborhood = [f"k = {row.k}"] if row.k else []
-    neighborhood += [f"r = {row.radius:g}"] if row.radius else []
-    clouds = f"{row.clouds} clouds, " if row.clouds > 1 else ""
-    size = f"{readable_size(row.queries)} among {readable_size(row.references)}"
-    return ", ".join([f"`{row.workload}` {row.mode}", f"{clouds}{size}", *neighborhood])
-
-
-def _with_time(row: Row) -> str:
-    return f"{row.implementation} {cell(row, '{ms}')}"

@@ -4,16 +4,13 @@ To add a peer, add a function and its entry; :func:`peer` says what the function
 """
 
 import contextlib
-import functools
 import importlib
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from pointproj.benchmark import implementations
 from pointproj.benchmark.config import EXECUTIONS, NETWORK, SUMS
@@ -22,9 +19,16 @@ from pointproj.benchmark.implementations import (
     FoundPairs,
     Implementation,
     Nearest,
+    of_library,
     padded_pairs,
 )
-from pointproj.benchmark.workloads import ATTEND_CHANNELS, ATTEND_K, HEADS, Inputs
+from pointproj.benchmark.peer_attention import (
+    BLOCK,
+    attention_by_einsum,
+    attention_by_torch,
+    physicsnemo_attention,
+)
+from pointproj.benchmark.workloads import Inputs
 
 MAX_IN_RADIUS = 1024  # neighbours per query that torch-cluster may return
 BOTH = ("cpu", "cuda")
@@ -106,56 +110,17 @@ def tutorial_radius(inputs: Inputs, features: Tensor) -> Tensor:
     return (weights / (weights.sum(-1, keepdim=True) + 1e-8)) @ features
 
 
-def _gathered(inputs: Inputs, *tensors: Tensor) -> list[Tensor]:
-    """Queries (N, H, D), and keys and values of the neighbours (N, K, H, D)."""
-    query, *others = (tensor.unflatten(-1, (HEADS, -1)) for tensor in tensors)
-    return [query, *(other[inputs.neighbors.indices] for other in others)]
-
-
-def attention_by_torch(inputs: Inputs, *tensors: Tensor) -> Tensor:
-    """Torch's own function, with a row of one query for each point and head."""
-    query, keys, values = _gathered(inputs, *tensors)
-    found = scaled_dot_product_attention(query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2))
-    return found[:, :, 0].flatten(1)
-
-
-def attention_by_einsum(inputs: Inputs, *tensors: Tensor) -> Tensor:
-    """Products, softmax and sums written out, for a compiler to fuse."""
-    query, keys, values = _gathered(inputs, *tensors)
-    weights = torch.einsum("nhd,nkhd->nkh", query / math.sqrt(query.shape[-1]), keys).softmax(1)
-    return torch.einsum("nkh,nkhd->nhd", weights, values).flatten(1)
-
-
-@functools.cache
-def _physicsnemo_block(device: torch.device) -> Callable:
-    sizes = {"dim": ATTEND_CHANNELS, "num_heads": HEADS, "neighbor_k": ATTEND_K, "dilation": 1}
-    block = _of(f"{BLOCK}.LocalPointTransformerBlock")(**sizes, mlp_ratio=1, dropout=0.0, use_te=False)
-    return block.to(device).requires_grad_(False)._attend
-
-
-def physicsnemo_attention(inputs: Inputs, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Only the attention of its block, without search and output layers. The block makes its own values."""
-    points, rows = inputs.points[0], inputs.neighbors.indices
-    return _physicsnemo_block(query.device)(query, keys, points, points, rows, None)
-
-
-def _of(path: str) -> Any:
-    """An object of a library by its path; the library is imported at the first call."""
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 def physicsnemo_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """cuML on CUDA and scipy on CPU where they are installed, else brute force."""
     with contextlib.suppress(ImportError):
         importlib.import_module("cuml.neighbors")  # PhysicsNeMo uses it without importing it
-    indices, distances = _of("physicsnemo.nn.functional.knn")(reference, query, k)
+    indices, distances = of_library("physicsnemo.nn.functional.knn")(reference, query, k)
     return distances, indices
 
 
 def _physicsnemo_search(inputs: Inputs, **options: Any) -> Any:
     query, reference = inputs.points
-    return _of("physicsnemo.nn.functional.radius_search")(reference, query, inputs.radius, **options)
+    return of_library("physicsnemo.nn.functional.radius_search")(reference, query, inputs.radius, **options)
 
 
 def physicsnemo_radius(inputs: Inputs, features: Tensor) -> Tensor:
@@ -177,14 +142,14 @@ def _read_slots(found: tuple[Tensor, Tensor, Tensor]) -> FoundPairs:
 
 def _arrays(*tensors: Tensor) -> list[Any]:
     """The same memory as arrays of CuPy on a GPU, and of numpy elsewhere."""
-    convert = _of("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
+    convert = of_library("cupy.from_dlpack") if tensors[0].is_cuda else Tensor.numpy
     return [convert(tensor.detach()) for tensor in tensors]
 
 
 def _tree(path: str, query: Tensor, reference: Tensor, k: int, **options: Any) -> tuple[Tensor, Tensor]:
     """Build the tree of a library with scipy's interface, and query it on all cores or on the GPU."""
     query, reference = _arrays(query, reference)
-    found = _of(path)(reference).query(query, k, **options)
+    found = of_library(path)(reference).query(query, k, **options)
     distances, indices = (torch.from_dlpack(part.reshape(-1, k)) for part in found)
     return distances, indices.long()
 
@@ -197,16 +162,16 @@ def _tree_padded(tree: Callable, inputs: Inputs) -> tuple[Tensor, Tensor, int]:
 def cuml_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """NearestNeighbors with its defaults; with gpu_memory=rmm it allocates from a pool."""
     query, reference = _arrays(query, reference)
-    made = _of("cuml.neighbors.NearestNeighbors")(n_neighbors=k, output_type="cupy")
+    made = of_library("cuml.neighbors.NearestNeighbors")(n_neighbors=k, output_type="cupy")
     return tuple(map(torch.from_dlpack, made.fit(reference).kneighbors(query)))
 
 
 def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Jitted. A cloud that is searched within itself is passed once, as the library asks for."""
-    made = _of("jax.dlpack.from_dlpack")
+    made = of_library("jax.dlpack.from_dlpack")
     same = query.data_ptr() == reference.data_ptr() and query.shape == reference.shape
     queries = None if same else made(query.detach())
-    distances, indices = _of("jztree.knn").knn.jit(made(reference.detach()), k, part_query=queries)
+    distances, indices = of_library("jztree.knn").knn.jit(made(reference.detach()), k, part_query=queries)
     indices.block_until_ready()
     return torch.from_dlpack(distances), torch.from_dlpack(indices)
 
@@ -214,7 +179,7 @@ def jztree_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor
 def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Build the tree and query it. The library finds 4, 8 or 16, and returns squared distances."""
     found = next(able for able in (4, 8, 16) if able >= k)
-    with _of("torchbvh.BVH")(reference.detach()) as tree:
+    with of_library("torchbvh.BVH")(reference.detach()) as tree:
         indices, squared = tree.knn(query.detach(), found)
     return squared[..., :k], indices[..., :k]
 
@@ -222,7 +187,7 @@ def torchbvh_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tens
 def cupy_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Build the tree, prepare the kernel for k, and query; squared distances."""
     query, reference = _arrays(query, reference)
-    index = _of("cupy_knn.LBVHIndex")()
+    index = of_library("cupy_knn.LBVHIndex")()
     index.build(reference)
     index.prepare_knn_default(k)
     indices, squared, _ = index.query_knn(query)
@@ -230,10 +195,12 @@ def cupy_knn(query: Tensor, reference: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _keops_squared(query: Tensor, reference: Tensor) -> Any:
-    lazy = _of("pykeops.torch.LazyTensor")
+    lazy = of_library("pykeops.torch.LazyTensor")
     if query.is_cuda and torch.version.cuda.startswith("13."):
         raise RuntimeError("KeOps 2.3 ends the whole process with CUDA 13")
-    if query.is_cuda and not _of("pykeops.config.gpu_available"):  # it would read these addresses on the host
+    if query.is_cuda and not of_library(
+        "pykeops.config.gpu_available"
+    ):  # it would read these addresses on the host
         raise RuntimeError("KeOps found no libcuda, libnvrtc or libcudart: see LD_LIBRARY_PATH and CUDA_PATH")
     queries, points = query[..., :, None, :].contiguous(), reference[..., None, :, :].contiguous()
     return ((lazy(queries) - lazy(points)) ** 2).sum(-1)
@@ -248,7 +215,7 @@ def keops_radius(inputs: Inputs, features: Tensor) -> Tensor:
     """The whole formula in one lazy expression."""
     squared, radius = _keops_squared(*inputs.points), inputs.radius
     weights = (-squared.sqrt() / inputs.sigma).exp() * (radius * radius - squared).step()
-    sums = (weights * _of("pykeops.torch.LazyTensor")(features[None].contiguous())).sum(1)
+    sums = (weights * of_library("pykeops.torch.LazyTensor")(features[None].contiguous())).sum(1)
     return sums / weights.sum(1).clamp(min=torch.finfo(sums.dtype).tiny)
 
 
@@ -263,7 +230,7 @@ def _packed(points: Tensor) -> tuple[Tensor, Tensor | None]:
 def torch_cluster_farthest(inputs: Inputs) -> Tensor:
     """Every point is compared with each that was chosen."""
     points, size = inputs.points[0], inputs.points[0].shape[-2]
-    rows = _of("torch_cluster.fps")(*_packed(points), ratio=inputs.k / size, random_start=False)
+    rows = of_library("torch_cluster.fps")(*_packed(points), ratio=inputs.k / size, random_start=False)
     return rows.view(*points.shape[:-2], inputs.k) % size
 
 
@@ -273,40 +240,40 @@ def torch_fps_farthest(inputs: Inputs) -> Tensor:
     clouds = points.view(-1, *points.shape[-2:])
     options = {"random_start": False, "validate": False, "assume_finite": True}
     exists = torch.ones(clouds.shape[:2], dtype=torch.bool, device=points.device)
-    rows = _of("torch_fps.farthest_point_sampling")(clouds, exists, inputs.k, **options)
+    rows = of_library("torch_fps.farthest_point_sampling")(clouds, exists, inputs.k, **options)
     return rows.view(*points.shape[:-2], inputs.k)
 
 
 def vesin_csr(inputs: Inputs) -> tuple[Tensor, ...]:
     """Queries, indices and distances of the pairs, searched in float64."""
     points = inputs.points[0]
-    made = _of("vesin_torch.NeighborList")(inputs.radius, full_list=True)
+    made = of_library("vesin_torch.NeighborList")(inputs.radius, full_list=True)
     return tuple(made.compute(points, points.new_zeros(3, 3), periodic=False, quantities="ijd"))
 
 
 def torch_cluster_knn(query: Tensor, reference: Tensor, k: int) -> tuple[None, Tensor]:
     """One brute-force kernel, without distances."""
     (queries, of_query), (points, of_points) = _packed(query), _packed(reference)
-    rows = _of("torch_cluster.knn")(points, queries, k, of_points, of_query)[1]
+    rows = of_library("torch_cluster.knn")(points, queries, k, of_points, of_query)[1]
     return None, rows.view(*query.shape[:-1], k) % reference.shape[-2]
 
 
 def _cluster_pairs(inputs: Inputs, most: int = MAX_IN_RADIUS) -> Tensor:
     """One brute-force kernel."""
     query, reference = inputs.points
-    return _of("torch_cluster.radius")(reference, query, inputs.radius, max_num_neighbors=most)
+    return of_library("torch_cluster.radius")(reference, query, inputs.radius, max_num_neighbors=most)
 
 
 def _nvalchemi(inputs: Inputs, most: int, *, pairs: bool = False) -> tuple[Tensor, ...]:
     """Its cell list of one set of points: padded indices, counts, shifts and distances; or pairs."""
     options = {"method": "cell_list", "max_neighbors": most, "return_neighbor_list": pairs}
-    search = _of("nvalchemiops.torch.neighbors.neighbor_list")
+    search = of_library("nvalchemiops.torch.neighbors.neighbor_list")
     return search(inputs.points[0], inputs.radius, return_distances=True, **options)
 
 
 def _scipy_pairs(inputs: Inputs) -> Any:
     """The pairs of two trees and their distances as a structured array, found on one core."""
-    trees = [_of("scipy.spatial.cKDTree")(points) for points in _arrays(*inputs.points)]
+    trees = [of_library("scipy.spatial.cKDTree")(points) for points in _arrays(*inputs.points)]
     return trees[0].sparse_distance_matrix(trees[1], inputs.radius, output_type="ndarray")
 
 
@@ -321,7 +288,7 @@ def scipy_radius(inputs: Inputs, features: Tensor) -> Tensor:
     found, dtype = _scipy_pairs(inputs), features.dtype
     weights = torch.from_numpy(found["v"]).div(-inputs.sigma).exp().to(dtype).numpy()
     sizes = [len(points) for points in inputs.points]
-    matrix = _of("scipy.sparse.csr_array")((weights, (found["i"], found["j"])), shape=sizes)
+    matrix = of_library("scipy.sparse.csr_array")((weights, (found["i"], found["j"])), shape=sizes)
     totals = matrix.sum(1).clip(min=torch.finfo(dtype).tiny)
     return _SparseProduct.apply(features, matrix.multiply(1 / totals[:, None]).tocsr())
 
@@ -354,7 +321,6 @@ OTHERS = {**PAIRS, "itself": False}
 VESIN_PAIRS = {"read": lambda of: FoundPairs(*of), "itself": False}
 TREE_PADDED = {"read": lambda of: padded_pairs(of[1], of[1] < of[2], of[0]), "returns": "no counts"}
 
-BLOCK = "physicsnemo.nn.module.point_transformer_attention"
 VECTORS = "vector attention: a network scores each pair, with projections of its own"
 SLOTS = "the first found, not the nearest; no counts; unused slots hold index 0"
 EXACT = "exactly as many pairs as there are, so it waits for the device"
@@ -367,7 +333,7 @@ UNORDERED = "pairs, not in the order of the queries; one core"
 CUPYX = partial(_tree, "cupyx.scipy.spatial.KDTree")
 SCIPY = partial(_tree, "scipy.spatial.cKDTree", workers=-1)
 PYKDTREE = partial(_tree, "pykdtree.kdtree.KDTree")
-BVH_FARTHEST = lambda of: _of("torchbvh.fps")(of.points[0], of.k, mode="exact_bucketed").indices  # noqa: E731
+BVH_FARTHEST = lambda of: of_library("torchbvh.fps")(of.points[0], of.k, mode="exact_bucketed").indices  # noqa: E731
 
 PEERS: list[Implementation] = [
     peer("tutorial torch", "knn_sums", tutorial_knn, **PLAIN_TORCH, bytes_per_pair=16.0),

@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from pointproj import command_line
+from pointproj.benchmark.cells import short
 from pointproj.benchmark.results import OK, Row, read_rows, require_one_run, select
-from pointproj.benchmark.table import NAMED, short
+from pointproj.benchmark.table import NAMED
 
 MODES = {"operator": "operator, forward and feature gradient", "step": "whole training step"}
 OURS = ("#c2a200", "#d1495b", "#2e933c", "#8f5bb5", "#e08e1b", "#1b6ca8", "#7a4b2a", "#0f9d9d")

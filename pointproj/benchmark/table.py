@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from pointproj import command_line
+from pointproj.benchmark.cells import cell, markdown, readable_size
 from pointproj.benchmark.config import WITH_RMM
-from pointproj.benchmark.results import MISSING, OK, SKIPPED, Row, fastest, read_rows, require_one_run, select
+from pointproj.benchmark.results import MISSING, OK, Row, fastest, read_rows, require_one_run, select
+from pointproj.benchmark.standings import standings
 from pointproj.benchmark.tutorial import LINES
 
 HEAD = """# What was measured
@@ -22,6 +24,12 @@ HEAD = """# What was measured
 The results in the CSV files beside this page. A device has one table of each kind, with the newest run of
 each implementation; the line above it names the runs where a device has several. What is timed, how, and what
 bounds it is said in [README.md](README.md). `python -m pointproj benchmark-table` writes this page.
+"""
+LOSSES = """## Where another library is faster
+
+Our fastest backend beside the fastest other library in the same execution, of the newest run that has both;
+the worst first. All that is not listed here is won, or measured by us alone. Formulas and lists of other
+libraries may differ: notes below say so.
 """
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
@@ -48,8 +56,20 @@ Groups = Iterable[tuple[str, list[Row]]]  # label and rows of each line
 
 
 def page(*files: list[Row]) -> str:
-    """The page of all tables; ValueError as by :func:`require_one_run`, of each file."""
-    return "\n".join([HEAD, tables(*files), ""])
+    """The page of all tables, after what we lose; ValueError as by :func:`require_one_run`, of each file."""
+    return "\n".join([HEAD, *_losses(files), tables(*files), ""])
+
+
+def _losses(files: Sequence[list[Row]]) -> Iterator[str]:
+    """A table for each device on which another library is faster in anything, and its heading."""
+    yield LOSSES
+    devices: dict[str, list[Row]] = {}
+    for row in (row for rows in files for row in rows):
+        devices.setdefault(row.device, []).append(row)
+    for device, rows in devices.items():
+        lines = standings(rows, losses=True)
+        if lines:
+            yield "\n".join([f"### Faster than ours: {device}\n", *lines, ""])
 
 
 def tables(*files: list[Row]) -> str:
@@ -202,12 +222,6 @@ def _lists(modes: dict[str, str], rows: list[Row]) -> Columns:
     return columns
 
 
-def readable_size(number: int) -> str:
-    """A count, as a power of ten if it is one."""
-    exponent = len(str(number)) - 1
-    return f"10^{exponent}" if number == 10**exponent else f"{number:,}"
-
-
 _OPERATORS = {"aggregate": "forward", "operator": "features' gradient", "gradients": "all gradients"}
 _HOST_64 = {"knn": "64, kNN", "radius": "64, radius"}
 _HOST_MODES = {"aggregate": "forward", "operator": "and gradient", "step": "training step"}
@@ -305,30 +319,6 @@ def readme_table(rows: list[Row]) -> str:
     lines = lines_of(_README | {PEAK: {"workload": "w1"}}, groups, "{ms}", "milliseconds")
     versions = f"torch {run.torch.partition('+')[0]}, commit {run.commit[:7]}, {run.date[:10]}"
     return "\n".join([*lines, "", f"One {run.device}; all rows are of one run ({versions})."])
-
-
-def markdown(corner: str, head: list[str], body: list[list[str]]) -> list[str]:
-    """The lines of a Markdown table; ``corner`` is the head of its first column."""
-    lines = [[corner, *head], ["---", *("---:" for _ in head)], *body]
-    return ["| " + " | ".join(line) + " |" for line in lines]
-
-
-def cell(row: Row | None, form: str) -> str:
-    """A row's median time or peak memory in this form, else in short why it was not measured."""
-    if row is None or row.status == MISSING:
-        return ""
-    if row.status == OK:
-        return form.format(ms=short(row.p50_ms), s=row.p50_ms / 1e3, mib=row.peak_mib or 0)
-    if "OutOfMemory" in row.note or "GiB are free" in row.note:
-        return "out of memory"
-    if row.status == SKIPPED and row.note.startswith("minutes="):
-        return "not run"
-    return "too slow" if row.status == SKIPPED else row.status
-
-
-def short(ms: float) -> str:
-    """Milliseconds in three digits, from 100 on without decimals."""
-    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
 
 
 def main(arguments: Sequence[str]) -> None:

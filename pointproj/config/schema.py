@@ -297,7 +297,7 @@ class ProfilerConfig:
 class LoggerConfig:
     """Where metrics are written in addition to ``metrics.jsonl``."""
 
-    name: str = value(MISSING, "the logger", choices=("none", "tensorboard", "mlflow"))
+    name: str = value(MISSING, "the logger", choices=("none", "tensorboard", "mlflow", "wandb"))
 
 
 @dataclass

@@ -10,22 +10,18 @@ import time
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from pointproj.config import Config, ConfigError, nearest
+from pointproj.config import Config
 from pointproj.data.dataset import PreparedData, ShapeDataset, prepare
-from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.geometry.meshes import query_grid
 from pointproj.machine import environment
 from pointproj.ops.functional import knn_aggregate, radius_aggregate
-from pointproj.ops.registry import load, resolve
-from pointproj.ops.registry import names as backend_names
 from pointproj.runtime import memory
-from pointproj.runtime.compiler import choose_compilers, import_compiler
-from pointproj.runtime.devices import choose_device
-from pointproj.runtime.distributed import SINGLE_PROCESS, Processes, StopTogether, join
+from pointproj.runtime.compiler import import_compiler
+from pointproj.runtime.distributed import SINGLE_PROCESS, StopTogether
 from pointproj.runtime.failures import explained_dead_worker
 from pointproj.runtime.loggers import MetricLogger, open_logger
 from pointproj.runtime.profiling import StepProfiler
@@ -36,11 +32,11 @@ from pointproj.training import checkpoint, report
 from pointproj.training.baselines import baselines
 from pointproj.training.checkpoint import Continued, Position
 from pointproj.training.divergence import DivergenceCheck, Status
+from pointproj.training.execution import Execution, choose_execution, new_step
 from pointproj.training.field_measures import FieldMeasures
 from pointproj.training.loader import BatchLoader
-from pointproj.training.losses import loss_function
-from pointproj.training.networks import build_model, take_weights, with_features
-from pointproj.training.optimizers import build_optimizer, learning_rate, set_learning_rate
+from pointproj.training.networks import take_weights, with_features
+from pointproj.training.optimizers import learning_rate, set_learning_rate
 from pointproj.training.step import TrainingStep, time_step
 from pointproj.training.validation import Evaluation, Predictor, evaluate, untrained_predictor
 
@@ -63,7 +59,7 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     Stopped
         After a signal; then ``last.pt`` has the state after the last step.
     """
-    execution = _choose_execution(config)
+    execution = choose_execution(config)
     device, processes = execution.device, execution.processes
     run.write_json("environment.json", {**environment(str(device)), "processes": processes.count})
     continued = checkpoint.find(config, run, processes)
@@ -84,66 +80,12 @@ def train(config: Config, run: RunFolder) -> dict[str, Any]:
     return metrics
 
 
-class Execution(NamedTuple):
-    """Where and how a run is executed."""
-
-    device: torch.device
-    backend: str  # name of the operators' backend; not "auto"
-    capture: bool  # whether to capture the step in a CUDA graph
-    processes: Processes  # those that train together; only the first one writes to the run's folder
-
-
-def _choose_execution(config: Config) -> Execution:
-    """Choose device and backend as the config says, and log why."""
-    device, name = choose_device(config.device), config.backend.name
-    known = ("auto", *backend_names())
-    if name not in known:
-        listed = ", ".join(known)
-        raise ConfigError(f"backend.name={name}: expected one of {listed}{nearest(name, known)}")
-    backend, why = resolve(name, device.type, config.projector.OPERATOR)
-    gpu = device.type == "cuda"
-    about = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} threads"
-    log.info("device    %s (%s)", device, about)
-    log.info("backend   %s: %s", backend, why)
-    if config.backend.algorithm is not None:
-        load(name).use_algorithm(config.backend.algorithm)
-    if name == "cuml":
-        load(name).use_exact(config.backend.exact)
-    obstacle = None
-    if config.compile and gpu:
-        choose_compilers(few_kernels=config.projector.FEW_KERNELS)
-        obstacle = memory.graphs_unsupported() or load(backend).WAITS
-        if obstacle:
-            words = "compile=true compiles the model but captures no CUDA graph of the step"
-            log.warning("%s: %s", words, obstacle)
-    return Execution(device, backend, config.compile and gpu and not obstacle, join())
-
-
-def _new_step(
-    config: Config, execution: Execution, statistics: FieldStatistics | None = None
-) -> TrainingStep:
-    """Make the network, its optimizer, and the step that trains it."""
-    model = build_model(config, execution.backend, statistics).to(execution.device)
-    optimizer = build_optimizer(config.optimizer, model.parameters(), capturable=execution.capture)
-    return TrainingStep(
-        model,
-        optimizer,
-        loss_function(config.target),
-        clip=config.optimizer.clip,
-        amp=config.training.amp,
-        eikonal=config.target.eikonal,
-        compile=config.compile,
-        capture=execution.capture,
-        processes=execution.processes,
-    )
-
-
 def _rehearse(config: Config, execution: Execution) -> None:
     """Import modules and build kernels that a first step needs: take one of another network on few points."""
     if config.compile:
         import_compiler()
     eager = execution._replace(capture=False, processes=SINGLE_PROCESS)
-    step = _new_step(dataclasses.replace(config, compile=False), eager)
+    step = new_step(dataclasses.replace(config, compile=False), eager)
     side = math.ceil(config.projector.fewest_points ** (1 / 3)) + 1
     points = torch.from_numpy(query_grid(side)).to(execution.device)[None]
     batch = {"query_points": points, "reference_points": points.clone(), "normals": points}
@@ -161,7 +103,7 @@ class Training:
     ) -> None:
         self.config, self.run_folder, self.data, self.logger = config, run, data, logger
         self.device, self.backend, _, self.processes = execution
-        self.step = _new_step(config, execution, data.statistics)
+        self.step = new_step(config, execution, data.statistics)
         self.model, self.optimizer = self.step.model, self.step.optimizer
         self.predict = partial(self.step.forward, compiled=False)
         self.loader = BatchLoader(config, data, self.device, self.processes, self.backend)
@@ -351,6 +293,8 @@ class Training:
             where = self.run_folder, config, position, self.baseline
             for path in report.draw(*where, self.data.test, predict):
                 self.logger.picture(path, position.step)
+            if config.logger.name != "none":
+                self.logger.cloud(*report.sample_cloud(*where[:2], self.data.test, predict), position.step)
         timed = {}
         if config.training.time_steps:
             timed = time_step(step, next(self.loader.plain()), config.training.time_steps)

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Float
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -150,6 +152,36 @@ def draw(
             prediction=predict(batch)[0].cpu().numpy(),
         )
     return paths
+
+
+@torch.no_grad()
+def sample_cloud(
+    run: RunFolder,
+    config: Config,
+    test: ShapeDataset | FieldDataset,
+    predict: Callable[[dict[str, Any]], Tensor],
+) -> tuple[Path, Float[np.ndarray, "n 3"], Float[np.ndarray, "n 3"]]:
+    """Write what is predicted of the first test sample as a cloud in 3-D; return file, points and colours.
+
+    Of a field these are all points, coloured by the first channel; else grid points predicted to be inside,
+    or those of the smallest distances, as many as the input has, coloured by height.
+    """
+    from pointproj.viz.renderings import height_colours, value_colours
+    from pointproj.viz.scenes import write_scene
+
+    if isinstance(test, FieldDataset):
+        batch = collate([test.whole(0)])
+        points = batch["query_points"][0].numpy()
+        colours = value_colours(predict(batch)[0].reshape(len(points), -1)[:, 0].cpu().numpy())
+    else:
+        batch = {**collate([test[0]]), "query_points": test.query_points}
+        values = predict(batch)[0].cpu()
+        values = -values if TARGETS[config.target.name].output == "logit" else values.abs()
+        points = test.query_points[values.argsort()[: batch["reference_points"].shape[1]]].numpy()
+        colours = height_colours(points)
+    path = run.picture_path(batch["name"][0]).with_suffix(".glb")
+    write_scene(points, path, colours)
+    return path, points, colours
 
 
 def _draw_samples(

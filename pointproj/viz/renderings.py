@@ -42,8 +42,13 @@ def cloud_panel(title: str, points: Float[np.ndarray, "n 3"]) -> Panel:
 
 def height_colours(points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
     """Return colours of points, by their height."""
-    low, high = points[:, 2].min(), points[:, 2].max()
-    return colormaps["cividis"]((points[:, 2] - low) / max(high - low, 1e-9))[:, :3]
+    return value_colours(points[:, 2])
+
+
+def value_colours(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, "n 3"]:
+    """Return colours of values, from the lowest to the highest."""
+    low, high = values.min(), values.max()
+    return colormaps["cividis"]((values - low) / max(high - low, 1e-9))[:, :3]
 
 
 def draw_rows(path: Path, rows: Sequence[tuple[str, Sequence[Panel]]]) -> None:

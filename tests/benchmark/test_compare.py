@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pointproj.benchmark import compare, revisions
-from pointproj.benchmark.results import FAILED, write_rows
+from pointproj.benchmark.results import FAILED, OK, write_rows
 from tests.benchmark.rows import row
 
 W2 = {"workload": "w2", "operator": "radius", "k": None, "radius": 0.1, "implementation": "native"}
@@ -31,7 +31,7 @@ AFTER = [
 
 
 def test_the_slowest_row_comes_first_and_rows_that_lost_their_time_are_listed():
-    text = compare.report(BEFORE, AFTER)
+    text = compare.compared(BEFORE, AFTER).text
     shown, _, lost = text.partition("| row |")[2].partition("Timed before, but not after:")
     assert shown.strip().splitlines()[2:] == [
         "| w1 knn, 100,000 points, warp, step, captured | 1 | 1.1 | 1.100 | slower |",
@@ -55,9 +55,9 @@ def test_rows_differ_by_every_size_and_are_of_one_commit():
         with pytest.raises(
             ValueError, match="expected rows with a time in both files; of 1 before and 1 after"
         ):
-            compare.report([row()], [row(**change)])
+            compare.compared([row()], [row(**change)])
     with pytest.raises(ValueError, match="expected results of one run, got those of commit abc"):
-        compare.report([row(), row(mode="knn", commit="def")], [row()])
+        compare.compared([row(), row(mode="knn", commit="def")], [row()])
 
 
 def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -68,7 +68,7 @@ def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.Captur
     assert compare.main(files[:1] * 2) == 0
     capsys.readouterr()
     compare.main(files)
-    assert capsys.readouterr().out == compare.report(BEFORE, AFTER) + "\n"
+    assert capsys.readouterr().out == compare.compared(BEFORE, AFTER).text + "\n"
     with pytest.raises(SystemExit):
         compare.main([files[0], str(tmp_path / "absent.csv")])
     assert "absent.csv" in capsys.readouterr().err
@@ -85,10 +85,24 @@ def test_a_commit_is_measured_in_a_worktree_and_compared(tmp_path: Path, monkeyp
         subprocess.run([*git, "commit", "-qm", name], check=True)
     monkeypatch.setattr(revisions, "PROJECT", tmp_path)
     assert compare.main(["base=HEAD~1", "workloads=[w1]"]) == 1
-    assert capsys.readouterr().out == compare.report(BEFORE, AFTER) + "\n"
+    assert capsys.readouterr().out == compare.compared(BEFORE, AFTER).text + "\n"
     assert compare.main(["--base", "HEAD"]) == 0
     assert subprocess.check_output([*git, "worktree", "list"], text=True).count("\n") == 1
     with pytest.raises(revisions.RevisionError, match="there is no commit 'none'"):
         compare.main(["--base", "none"])
     with pytest.raises(SystemExit):
         compare.main(["one.csv"])
+
+
+def test_of_two_runs_of_a_commit_the_lesser_times_count(capsys):
+    first = [row(p50_ms=1.0), row(mode="knn", p50_ms=3.0), row(mode="build", status=FAILED, p50_ms=None)]
+    later = {"date": "2026-02-03T00:00:00+00:00"}
+    second = [row(p50_ms=1.5, **later), row(mode="knn", p50_ms=2.0, **later), row(mode="build", p50_ms=4.0)]
+    least = revisions.least(first, second)
+    assert [(of.mode, of.status, of.p50_ms) for of in least] == [
+        ("step", OK, 1),
+        ("knn", OK, 2),
+        ("build", OK, 4),
+    ]
+    assert {of.date for of in least} == {row().date}
+    assert "differ by up to 50%" in capsys.readouterr().err

@@ -48,6 +48,16 @@ def test_cells():
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
 
+def test_the_page_begins_with_what_another_library_does_faster():
+    lost = row(implementation="cuML", kind="peer", mode="forward", p50_ms=0.1)
+    of = "`w1` forward, captured, 27,000 among 10^5, k = 7"
+    page = table.page([*ROWS, lost])
+    assert f"| {of} | warp 0.123 | cuML 0.1 | 0.81 |" in page[: page.index("\n## NVIDIA H200")]
+    newer = {"commit": "def", "date": "2026-02-03T00:00:00+00:00"}
+    won = [row(mode="forward", p50_ms=0.05, **newer), row(**{**vars(lost), **newer})]
+    assert of not in table.page([*ROWS, lost], won)  # the newest run counts
+
+
 def test_the_page_is_printed_or_written(tmp_path: Path, capsys: pytest.CaptureFixture):
     write_rows(tmp_path / "r.csv", ROWS)
     table.main([str(tmp_path / "r.csv")])

@@ -46,7 +46,7 @@ def test_a_server_that_goes_away_gets_all_values_when_it_is_back(config, tmp_pat
     logger = open_logger(config, tmp_path)
     Client.away = True
     logger.metrics({"loss": 1.0, "error": 2.0}, 1)
-    logger.picture(tmp_path / "a.png", 1)
+    logger.cloud(tmp_path / "a.glb", None, None, 1)
     (warning,) = [record.getMessage() for record in caplog.records]
     assert warning.startswith("MLflow at http://server is away (ConnectionError: refused)")
     Client.away = False

@@ -349,6 +349,8 @@ def test_kept_neighbors_change_no_loss(config, tmp_path, monkeypatch):
 
 def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
     config.logger.name, config.training.pictures = "tensorboard", 1
     run = RunFolder(tmp_path)
     metrics = train(config, run)
@@ -358,6 +360,38 @@ def test_tensorboard_receives_metrics_and_pictures(config, tmp_path):
     assert logged == pytest.approx(list(losses(run).values()), rel=1e-6)
     assert events.Scalars("test/mean_absolute_error")[-1].value == pytest.approx(metrics["metric_value"])
     assert set(events.Tags()["images"]) == {"losses", "sphere_0"}
+    assert {"sphere_0_VERTEX", "sphere_0_COLOR"} <= {*events.Tags()["tensors"]}
+    assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= events.summary_metadata.keys()
+    start = HParamsPluginData.FromString(
+        events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    ).session_start_info
+    assert start.hparams["optimizer.lr"].number_value == config.optimizer.lr
+    assert start.hparams["data.points"].number_value == config.data.points
+
+
+def test_wandb_offline_has_the_config_metrics_pictures_and_a_cloud(config, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    logged, given = [], {}
+    init = wandb.init
+
+    def recorded(**options):
+        given.update(options)
+        run = init(**options)
+        log = run.log
+        run.log = lambda values, **at: (logged.append(values), log(values, **at))
+        return run
+
+    monkeypatch.setattr(wandb, "init", recorded)
+    config.logger.name, config.training.pictures = "wandb", 1
+    metrics = train(config, RunFolder(tmp_path))
+    assert (given["mode"], given["config"]["optimizer.lr"]) == ("offline", config.optimizer.lr)
+    written = {key: value for values in logged for key, value in values.items()}
+    assert written["test/mean_absolute_error"] == metrics["metric_value"]
+    assert {"losses", "sphere_0", "sphere_0 cloud"} <= written.keys()
+    (cloud,) = tmp_path.glob("wandb/offline-run-*/files/media/object3D/*.pts.json")
+    assert np.array(json.loads(cloud.read_text())).shape[1] == 6
+    assert (tmp_path / "pictures" / "sphere_0.glb").read_bytes()[:4] == b"glTF"
 
 
 def test_forward_pass_and_step_are_timed_if_asked_for(config, tmp_path):
