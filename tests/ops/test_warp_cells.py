@@ -15,10 +15,10 @@ K = 4
 
 
 @pytest.fixture(autouse=True)
-def least_graded(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The real number; here clouds of 2,048 points take the kernels of large ones."""
+def least_graded(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The real numbers; here clouds of 2,048 points take the kernels of large ones on a GPU too."""
     given = cell_list_build.LEAST_GRADED
-    monkeypatch.setattr(cell_list_build, "LEAST_GRADED", 2048)
+    monkeypatch.setattr(cell_list_build, "LEAST_GRADED", dict.fromkeys(given, 2048))
     return given
 
 
@@ -111,10 +111,10 @@ def test_other_clouds_have_cells_of_equal_width(device: str):
 
 
 def test_small_clouds_take_kernels_without_graded_grids(
-    least_graded: int, monkeypatch: pytest.MonkeyPatch, device: str
+    least_graded: dict[str, int], monkeypatch: pytest.MonkeyPatch, device: str
 ):
     monkeypatch.setattr(cell_list_build, "LEAST_GRADED", least_graded)
-    points = _graded(least_graded, torch.Generator().manual_seed(0)).to(device)
+    points = _graded(least_graded[device], torch.Generator().manual_seed(0)).to(device)
     assert not cell_list_build.may_be_graded(build_cell_list(points[1:], None, 1, None))
     cells = build_cell_list(points, None, 1, None)
     assert cell_list_build.may_be_graded(cells)

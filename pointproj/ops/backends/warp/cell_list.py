@@ -20,7 +20,7 @@ from torch import Tensor
 from pointproj.ops.backends.warp.common import REALS, CoordinateRows, IntRows, Ints, aligned, once, struct_of
 from pointproj.ops.specification.records import FIELDS
 
-ROUNDINGS = 16.0  # rounding errors of a distance to a cell, relative to the largest coordinate
+ROUNDINGS = 16.0  # rounding errors of a distance to a cell, relative to the largest coordinate of its faces
 # Squares of distances below about this one round to 0 or lose bits: the slack is at least as large.
 LEAST_DISTANCE = {torch.float32: 1.5e-22, torch.float64: 9e-162}
 KNOTS = 32  # most intervals of a graded grid along an axis
@@ -95,7 +95,10 @@ def grid_of(dtype: torch.dtype) -> tuple[Any, wp.Function]:
             lowest = cells.frames[cloud, axis + 6]
             highest = cells.frames[cloud, axis + 9]
             grid.outside[axis] = wp.max(lowest - q[axis], q[axis] - highest)
-            largest = wp.max(largest, wp.max(wp.abs(q[axis]), wp.max(wp.abs(lowest), wp.abs(highest))))
+            # Of faces alone: a point far beyond them is in a border cell, whose end there is exact.
+            begin = grid.low[axis]
+            end = begin + real(grid.shape[axis]) * grid.edge[axis]
+            largest = wp.max(largest, wp.max(wp.abs(q[axis]), wp.max(wp.abs(begin), wp.abs(end))))
         grid.slack = real(unit) * largest + real(least)
         for axis in range(3):
             grid.outside[axis] = wp.max(grid.outside[axis] - grid.slack, real(0.0))

@@ -33,12 +33,13 @@ from pointproj.ops.bridge.warp_op import Launch, warp_op
 
 FEW_POINTS, MANY_POINTS = 2**17, 2**18
 PART, MOST_PARTS = 512, 2**11  # least number of points in a part of a cloud; largest number of parts
+SMALL_PART, FEW_PARTS = 64, 8  # the same for small clouds
 AT_ONCE = 8  # points that a lane requests before it uses the first
 RUN = 4  # consecutive points of one part
 EDGE = 0.5  # of a cell for a known radius, in radii
-# Points of a cloud, in a batch the mean: the grids of smaller ones are not graded. A sample, and kernels that
-# can read graded grids, would take W1 from 75 us to 97.
-LEAST_GRADED = 2**17
+# Points of a cloud, in a batch the mean: the grids of smaller ones are not graded. On a GPU, a sample and
+# kernels that can read graded grids would take W1 from 75 us to 97.
+LEAST_GRADED = {"cpu": 2**11, "cuda": 2**17}
 # A grid is graded if points have so many times as many others around them as in a uniform cloud: a normal
 # distribution has 4 times, CFD clouds 100 times and more.
 CROWDED = 16.0
@@ -75,7 +76,7 @@ def density_of(for_radius: bool, device_type: str) -> Density:
 def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | None, **_: Any) -> dict:
     rows, for_radius = points.shape[0], radius is not None or largest is not None
     cells = density_of(for_radius, points.device.type).bound(rows) + 2 * clouds
-    graded = torch.sym_min(rows // (LEAST_GRADED * torch.sym_max(clouds, 1)), 1)
+    graded = torch.sym_min(rows // (LEAST_GRADED[points.device.type] * torch.sym_max(clouds, 1)), 1)
     return {
         "frames": ((clouds, FRAME + 3 * (KNOTS + 1) * graded), points.dtype),
         "shapes": ((clouds, 8), torch.int32),
@@ -127,7 +128,8 @@ def _fill(
     """Divide the space and sort the points; ``largest`` (1,) is a radius that only the device knows."""
     (rows, clouds), device, dtype = points.batch[1:], cells.points.device, cells.points.dtype
     count = WARP if device.type == "cuda" else 1
-    parts = min(rows // (PART * max(1, clouds)), MOST_PARTS) or 1
+    size = rows // max(1, clouds)
+    parts = max(min(size // PART, MOST_PARTS), min(size // SMALL_PART, FEW_PARTS), 1)
     corners = cells.points.new_empty(parts * clouds, 6)
     sample, quantiles, graded = None, None, may_be_graded(cells)
     if graded:
@@ -259,33 +261,50 @@ def shape_of(extent: Any, budget: int, width: Any):
 def _boxes_function(dtype: torch.dtype, count: int) -> wp.Function:
     """``boxes_of(cloud, parts, corners)``: corners of a cloud's box, then of the box that holds most of it.
 
-    The latter is between the mean corners of the parts, which outliers hardly move.
+    The latter is the mean of the boxes of the parts. All parts share a box, if no outlier is in every part; a
+    part's box counts as at most three times as wide, so outliers hardly move the mean.
     """
     real, vec3, _ = REALS[dtype]
     group = lanes(count)
 
     @wp.func
+    def corner_of(corners: wp.array2d(dtype=real), part: int, first: int):
+        return vec3(corners[part, first], corners[part, first + 1], corners[part, first + 2])
+
+    @wp.func
     def boxes_of(cloud: int, parts: int, corners: wp.array2d(dtype=real)):
         low = vec3(real(wp.inf))
         high = vec3(real(wp.inf))
+        shared_low = vec3(real(wp.inf))  # negated
+        shared_high = vec3(real(wp.inf))
+        for part in range(cloud * parts + group.lane(), (cloud + 1) * parts, count):
+            if corners[part, 0] < real(wp.inf):
+                low = wp.min(low, corner_of(corners, part, 0))
+                high = wp.min(high, corner_of(corners, part, 3))
+                shared_low = wp.min(shared_low, -corner_of(corners, part, 0))
+                shared_high = wp.min(shared_high, -corner_of(corners, part, 3))
+        for axis in range(3):
+            low[axis] = group.minimum(low[axis])
+            high[axis] = -group.minimum(high[axis])
+            shared_low[axis] = -group.minimum(shared_low[axis])
+            shared_high[axis] = group.minimum(shared_high[axis])
+            width = shared_high[axis] - shared_low[axis]
+            if width < real(0.0):
+                width = real(wp.inf)
+            shared_low[axis] -= width
+            shared_high[axis] += width
         sum_low = vec3()
         sum_high = vec3()
         filled = real(0.0)  # parts with a finite point
         for part in range(cloud * parts + group.lane(), (cloud + 1) * parts, count):
             if corners[part, 0] < real(wp.inf):
-                part_low = vec3(corners[part, 0], corners[part, 1], corners[part, 2])
-                part_high = vec3(corners[part, 3], corners[part, 4], corners[part, 5])
-                low = wp.min(low, part_low)
-                high = wp.min(high, part_high)
-                sum_low += part_low
-                sum_high += part_high
+                sum_low += wp.max(corner_of(corners, part, 0), shared_low)
+                sum_high += wp.max(corner_of(corners, part, 3), -shared_high)
                 filled += real(1.0)
         filled = group.total(filled)
         inner_low = vec3()
         inner_high = vec3()
         for axis in range(3):
-            low[axis] = group.minimum(low[axis])
-            high[axis] = -group.minimum(high[axis])
             mean_low = group.total(sum_low[axis]) / filled
             mean_high = -group.total(sum_high[axis]) / filled
             are_finite = wp.isfinite(mean_low) and wp.isfinite(mean_high)

@@ -101,13 +101,18 @@ POINTPROJ_FN Grid<Real> cloud_grid(const CellList<Real>& cells, int cloud) {
 }
 
 // Slack for distances from q, since points and the faces of cells are rounded differently.
+//
+// Let u be half an epsilon and m the largest coordinate of q and of the grid's ends. `along` rounds three times and
+// `face` twice, so a point lies outside the faces of its cell by at most 11 u m, however far it is beyond the grid: ends
+// at outermost points are exact. A distance to a cell, if positive, is at most 2 m; with its rounding, those of a square
+// and of sums, here and in the squared distance of a point, that is 23 u m, less than 16 epsilons of m.
 template <class Real>
 POINTPROJ_FN Real slack_for(const Grid<Real>& grid, const Vec3<Real>& q) {
   Real largest = Real(0);
   POINTPROJ_UNROLL
   for (int axis = 0; axis < 3; ++axis) {
-    largest = greater(largest, greater(fabs(grid.outer_low[axis]), fabs(grid.outer_high[axis])));
-    largest = greater(largest, Real(fabs(q[axis])));
+    const Real low = fabs(grid.low[axis]), high = fabs(grid.face(axis, grid.shape[axis]));
+    largest = greater(largest, greater(Real(fabs(q[axis])), greater(low, high)));
   }
   return kEpsilon<Real> * Real(kRoundingErrors) * largest + kLeastDistance<Real>;
 }
@@ -123,7 +128,8 @@ POINTPROJ_FN void set_subgrid(Grid<Real>& grid, const CellList<Real>& cells, int
 
 // The grid inside a cell that is subdivided.
 template <class Real>
-POINTPROJ_FN Grid<Real> subgrid_of(const CellList<Real>& cells, const Grid<Real>& parent, int cell, const int* at) {
+POINTPROJ_FN Grid<Real> subgrid_of(
+    const CellList<Real>& cells, const Grid<Real>& parent, int cell, const int* at, const Vec3<Real>& q) {
   Grid<Real> grid;
   POINTPROJ_UNROLL
   for (int axis = 0; axis < 3; ++axis) {
@@ -133,7 +139,7 @@ POINTPROJ_FN Grid<Real> subgrid_of(const CellList<Real>& cells, const Grid<Real>
   set_subgrid(grid, cells, cells.dense[cell]);
   grid.base = cell + cells.shift[cell];
   grid.flat = true;
-  grid.slack = parent.slack;
+  grid.slack = greater(parent.slack, slack_for(grid, q));  // a cell at the border may be wider than the parent
   return grid;
 }
 

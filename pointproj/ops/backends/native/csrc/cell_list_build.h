@@ -6,8 +6,8 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-constexpr int kPointsPerPart = 512;
-constexpr int kMostParts = 2048;
+constexpr int kPointsPerPart = 512, kLeastPart = 64;  // points; in smaller parts, up to so many:
+constexpr int kFewParts = 8, kMostParts = 2048;
 constexpr int kRun = 4;               // consecutive points of one part
 constexpr int kSample = 64;           // about so many points of a dense cell decide where its sub-cells are
 constexpr double kMargin = 1.0 / 16;  // and so much of their extent is added on each side
@@ -61,7 +61,9 @@ struct BuildCellList {
   const int* needed;  // (), or null: nothing is built where it holds 0
 
   static int parts_of(int64_t rows, int64_t clouds) {
-    const int64_t wanted = rows / clouds / kPointsPerPart, most = kMostParts / lesser(clouds, int64_t(kMostParts));
+    const int64_t few = lesser<int64_t>(rows / clouds / kLeastPart, kFewParts);
+    const int64_t wanted = greater(few, rows / clouds / kPointsPerPart);
+    const int64_t most = kMostParts / lesser(clouds, int64_t(kMostParts));
     return static_cast<int>(greater(int64_t(1), lesser(wanted, most)));
   }
 
@@ -132,33 +134,59 @@ struct BuildCellList {
     });
   }
 
-  // A grid over the box that holds most of a cloud: between the mean corners of its parts, which outliers hardly move.
+  // The mean box of a cloud's parts, each clipped to `most`. The result is that of all lanes; `filled` is the number of
+  // parts with a finite point.
+  template <class Lanes>
+  POINTPROJ_FN Box<Real> mean_box(Lanes& lanes, const Box<Real>* of_parts, const Box<Real>& most, Real* filled) const {
+    Box<Real> mean = {{{0, 0, 0}}, {{0, 0, 0}}};
+    *filled = 0;
+    POINTPROJ_UNROLL_BY(4)
+    for (int part = lanes.lane(); part < parts; part += lanes.width) {
+      const Box<Real> own = of_parts[part];
+      const bool valid = own.low[0] < kInfinity<Real>;
+      *filled += valid ? Real(1) : Real(0);
+      for (int axis = 0; axis < 3; ++axis) {
+        mean.low[axis] += valid ? greater(own.low[axis], most.low[axis]) : Real(0);
+        mean.high[axis] += valid ? lesser(own.high[axis], most.high[axis]) : Real(0);
+      }
+    }
+    *filled = lanes.sum(*filled);
+    for (int axis = 0; axis < 3; ++axis) {
+      mean.low[axis] = lanes.sum(mean.low[axis]) / *filled;
+      mean.high[axis] = lanes.sum(mean.high[axis]) / *filled;
+    }
+    return mean;
+  }
+
+  // A grid over the box that holds most of a cloud: the mean of the boxes of its parts. All parts share a box, if no
+  // outlier is in every part; a part's box counts as at most three times as wide, so outliers hardly move the mean.
   template <class Machine>
   POINTPROJ_FN void choose_grids(Machine& machine) const {
     machine.each_warp(batch.clouds, [&](auto& lanes, int cloud) {
-      Box<Real> box = Box<Real>::empty(), sums = {{{0, 0, 0}}, {{0, 0, 0}}};
-      Real filled = 0;
+      const Box<Real>* const of_parts = boxes + static_cast<int64_t>(cloud) * parts;
+      Box<Real> box = Box<Real>::empty(), shared = Box<Real>::empty(), most;  // shared: its ends are exchanged
       POINTPROJ_UNROLL_BY(4)
       for (int part = lanes.lane(); part < parts; part += lanes.width) {
-        const Box<Real> of_part = boxes[static_cast<int64_t>(cloud) * parts + part];
-        const bool valid = of_part.low[0] < kInfinity<Real>;
-        filled += valid ? Real(1) : Real(0);
-        box.include(of_part);
-        for (int axis = 0; axis < 3; ++axis) {
-          sums.low[axis] += valid ? of_part.low[axis] : Real(0);
-          sums.high[axis] += valid ? of_part.high[axis] : Real(0);
-        }
+        const Box<Real> own = of_parts[part];
+        box.include(own);
+        if (own.low[0] < kInfinity<Real>) shared.include({own.high, own.low});
       }
-      filled = lanes.sum(filled);
       box.combine(lanes);
+      shared.combine(lanes);
+      for (int axis = 0; axis < 3; ++axis) {
+        const Real width = shared.low[axis] - shared.high[axis], more = width < Real(0) ? kInfinity<Real> : width;
+        most.low[axis] = shared.high[axis] - more;
+        most.high[axis] = shared.low[axis] + more;
+      }
+      Real filled;
+      const Box<Real> mean = mean_box(lanes, of_parts, most, &filled);
       Vec3<Real> extent;
       Real* grid = cells.grids + 12 * static_cast<int64_t>(cloud);
       for (int axis = 0; axis < 3; ++axis) {
         Real low = box.low[axis], high = box.high[axis];
-        const Real sum_low = lanes.sum(sums.low[axis]), sum_high = lanes.sum(sums.high[axis]);
         if (filled > Real(1)) {
-          low = greater(low, sum_low / filled);
-          high = lesser(high, sum_high / filled);
+          low = greater(low, mean.low[axis]);
+          high = lesser(high, mean.high[axis]);
         }
         extent[axis] = filled > Real(0) ? greater(high - low, Real(0)) : Real(0);
         if (lanes.lane() != 0) continue;

@@ -251,7 +251,7 @@ struct ShellTraversal {
 
   POINTPROJ_FN bool visit_dense(int cell, int x, int y, int z) {
     const int at[3] = {x, y, z};
-    const Grid<Real> inside = subgrid_of(cells, grid, cell, at);
+    const Grid<Real> inside = subgrid_of(cells, grid, cell, at, q);
     return ShellTraversal<Real, Levels::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}(true);
   }
 
@@ -288,7 +288,7 @@ POINTPROJ_FN bool visit_shells(
     if (search.is_subdivided(cell)) {
       const int at[3] = {grid.along(q[0], 0), grid.along(q[1], 1), grid.along(q[2], 2)};
       const Real outside = search.beyond(at, 0);
-      grid = subgrid_of(cells, Grid<Real>(grid), cell, at);
+      grid = subgrid_of(cells, Grid<Real>(grid), cell, at, q);
       lanes.limit_budget();
       return search(searches) && !(outside <= visitor.limit());
     }
