@@ -14,6 +14,7 @@ from pointproj.ops.backends.torch.edge_mlp import LAYERS, linear_places, relativ
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.backends.torch.pair_chunks import PairFunction
 from pointproj.ops.specification.activations import activated
+from pointproj.ops.specification.clouds import rows_of
 
 NETWORKS = ("position", "score")
 LAYERS_OF = {part: [tuple(f"{part}_{name}" for name in layer) for layer in LAYERS] for part in NETWORKS}
@@ -44,15 +45,13 @@ def vector_attend(
 
 
 def softmax_of_lists(scores: Tensor, pairs: ListedPairs) -> Tensor:
-    """Softmax (..., G) over each query's pairs, 0 where there is none."""
-    made = []
-    for score in scores.split(1, dim=-1):
-        known = torch.where(pairs.exists, score.detach(), -torch.inf)
-        largest = pairs.of_pairs(pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)[:, 0])
-        weights = torch.where(pairs.exists, torch.where(pairs.exists, score, largest).sub(largest).exp(), 0.0)
-        total = pairs.summed(weights)
-        made.append(weights / pairs.of_pairs(torch.where(total != 0, total, 1.0)[:, 0]))
-    return torch.cat(made, dim=-1)
+    """Softmax (M, G) over each query's pairs, 0 in slots without one; of lists that follow one another."""
+    known = torch.where(pairs.exists, scores.detach(), -torch.inf)
+    largest = pairs.extreme("amax", known).nan_to_num(nan=torch.nan, neginf=0.0)
+    largest = rows_of(largest, pairs.query)
+    weights = torch.where(pairs.exists, torch.where(pairs.exists, scores, largest).sub(largest).exp(), 0.0)
+    total = pairs.summed(weights)
+    return weights / rows_of(torch.where(total != 0, total, 1.0), pairs.query)
 
 
 def _four(layers: list[Tensor]) -> list[Tensor]:
