@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pointproj.ops.bridge.open_numbers import call_with_numbers, open_places
 from pointproj.ops.torch_internals import (
     any_requires_grad,
     apply_of,
@@ -157,6 +158,8 @@ def _called_in_three_ways(kind: type) -> type:
                 return self.apply(*args)
             return self.body(*args)
         if not is_transforming():
+            if places := open_places(self, args) if torch.compiler.is_compiling() else ():
+                return call_with_numbers(self, places, args)
             return kind.__call__(self, *args)
         if torch.compiler.is_compiling():
             raise NotImplementedError(
