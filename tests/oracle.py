@@ -107,7 +107,7 @@ def log_kernel(distances: Tensor, sigma: float | Tensor, weighting: Weighting) -
         case "gaussian":
             return -((distances / sigma) ** 2) / 2
         case "inverse_distance":
-            apart = distances > weighting.eps
+            apart = distances >= weighting.eps  # as torch.clamp has it
             return -weighting.power * torch.where(apart, distances, weighting.eps).log()
         case "uniform":
             return torch.zeros_like(distances)

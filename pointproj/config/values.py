@@ -17,6 +17,7 @@ BOUNDS = {  # words for each bound, and the comparison of a value with it
     "most": ("of at most", operator.le),
     "below": ("below", operator.lt),
 }
+SWITCHES = bool, bool | None
 LARGEST_WHOLE = 2**63 - 1  # of 64 bits, in which checkpoints, seeds and counts are stored
 LEAST_FLOAT, LARGEST_FLOAT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of float32, for normal numbers
 
@@ -71,7 +72,7 @@ def type_problem(config: Any, key: str, given: Any) -> str | None:
     for each in sections:
         section = getattr(section, each)
     entry = type(section).__dataclass_fields__[name]
-    if entry.type is bool and isinstance(given, int | float) and given not in (0, 1):
+    if entry.type in SWITCHES and isinstance(given, int | float) and given not in (0, 1):
         return type_words(entry)  # OmegaConf takes every number but 0 for true
     try:
         OmegaConf.update(OmegaConf.structured(config), key, given)

@@ -184,7 +184,8 @@ def checked_scales(
 ) -> tuple[float, ...]:
     """The radii of several scales, each with its number of neighbours."""
     given = (radii, most)
-    if any(not isinstance(value, tuple | list) or not value for value in given) or len(radii) != len(most):
+    wrong = any(not isinstance(value, tuple | list) or len(value) == 0 for value in given)
+    if wrong or len(radii) != len(most):
         raise ValueError(
             "several scales need a tuple of radii and a tuple of max_neighbors, one for each radius; "
             f"got radius={radii} and max_neighbors={most}"
@@ -269,7 +270,7 @@ def check_attention(
     if bias is not None:
         _check_tensor("bias", bias)
         check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
-    if scale is not None and (not isinstance(scale, Real) or not math.isfinite(scale)):
+    if scale is not None and (not isinstance(scale, Real) or not abs(scale) < math.inf):
         raise ValueError(f"scale must be a finite number; got {scale!r}")
 
 

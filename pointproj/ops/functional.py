@@ -21,7 +21,7 @@ from pointproj.ops.specification.reference import (
     masked_features,
     sigma_in_range,
 )
-from pointproj.ops.torch_internals import has_modes, raw_stream
+from pointproj.ops.torch_internals import filled, has_modes, raw_stream
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -334,7 +334,7 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
         or torch.is_inference_mode_enabled()
         or torch.cuda.is_current_stream_capturing()
     ):
-        return torch.full((), value, dtype=dtype, device=device)
+        return filled((), value, dtype, device)
     index = torch.cuda.current_device() if device.index is None else device.index
     return _cached_scalar(value, dtype, index, raw_stream(index))
 

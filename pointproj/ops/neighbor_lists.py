@@ -14,6 +14,7 @@ from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box
 from pointproj.ops.index import Index
 from pointproj.ops.specification.clouds import as_dtype, queries_of, rows_in_cloud, rows_in_packed
 from pointproj.ops.specification.distances import differences, distances_of
+from pointproj.ops.torch_internals import filled
 
 
 class Neighbors(NamedTuple):
@@ -195,7 +196,7 @@ def _scales(
         rows, distances, delta = found.indices[..., :own], found.distances[..., :own], found.displacements
         counts = found.counts
         if radius < largest:
-            limit = torch.full((), radius, dtype=distances.dtype, device=distances.device)
+            limit = filled((), radius, distances.dtype, distances.device)
             counts = (found.distances.detach() <= limit).sum(-1)
             farther = distances.detach() > limit
             rows, distances = rows.masked_fill(farther, -1), distances.masked_fill(farther, torch.inf)

@@ -44,6 +44,27 @@ def registries_of_active_counters() -> list[dict[Any, Any]]:
     return [counter.flop_registry for counter in counters if hasattr(counter, "flop_registry")]
 
 
+def is_known(number: Any) -> bool:
+    """Whether a tracer, if there is one, knows the value of a number."""
+    try:
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+    except ImportError:
+        return True
+    return has_static_value(number)
+
+
+def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: Any) -> Tensor:
+    """``torch.full``, which a tracer that does not know the value need not compile for each one.
+
+    torch.compile turns products with such numbers into products of tensors, and takes those that are given to
+    functions for constants.
+    """
+    like = {"dtype": dtype, "device": device}
+    if torch.compiler.is_compiling() and not is_known(value):
+        return torch.ones(shape, **like) * value
+    return torch.full(shape, value, **like)
+
+
 def wrapper_test() -> Callable[[Tensor], bool]:
     """A function that tells whether a tensor belongs to a transform, also to one that has ended."""
     try:

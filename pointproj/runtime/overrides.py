@@ -3,19 +3,22 @@
 For an unknown key, Hydra proposes to add it. The check proposes the most similar known key instead.
 """
 
+import functools
 import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString, Sweep
 from hydra.errors import OverrideParseException
+from omegaconf import OmegaConf
 
 from pointproj.config import NETWORKS, Config, ConfigError, MixtureConfig, flat, nearest, type_problem
+from pointproj.config.values import SWITCHES
 from pointproj.runtime.run_folder import require_writable
 
 MULTIRUN = {"-m", "--multirun"}
@@ -41,6 +44,35 @@ def check_arguments(
         problems += [problem for override in overrides for problem in _not_read(override, networks)]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_files(runtime: Any) -> None:
+    """Raise ConfigError for numbers in Hydra's config files where true or false is expected.
+
+    OmegaConf composes every number but 0 to true. ``runtime`` is ``hydra.runtime``: folders and choices.
+    """
+    folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
+    chosen = [(f"{group}/{name}.yaml", f"{group}.") for group, name in runtime.choices.items()]
+    problems = []
+    for file, prefix in [("train.yaml", ""), *chosen]:
+        for path in [folder / file for folder in folders if (folder / file).is_file()]:
+            values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+            prefix = "" if "@package _global_" in path.read_text(encoding="utf-8") else prefix
+            for key, value in flat(values if isinstance(values, dict) else {}, prefix).items():
+                if key in _switches() and isinstance(value, int | float) and value not in (0, 1):
+                    problems.append(f"{path}: {key}={value}: expected true or false")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+@functools.cache
+def _switches() -> frozenset[str]:
+    """The keys of all values that are true or false."""
+    configs = [Config(projector=network()) for network in NETWORKS.values()]
+    sections = [("", config) for config in configs]
+    sections += [(f"{name}.", part) for c in configs for name, part in vars(c).items() if is_dataclass(part)]
+    found = [(prefix, entry) for prefix, section in sections for entry in fields(section)]
+    return frozenset(prefix + entry.name for prefix, entry in found if entry.type in SWITCHES)
 
 
 def check_output(arguments: list[str]) -> None:

@@ -19,6 +19,7 @@ from pointproj.machine import environment
 from pointproj.runtime import distributed
 from pointproj.runtime.errors import is_user_error
 from pointproj.runtime.failures import ending_together
+from pointproj.runtime.overrides import check_files
 from pointproj.runtime.run_folder import RunError, RunFolder, require_writable
 from pointproj.runtime.signals import StopAtOnce
 
@@ -45,6 +46,7 @@ def run_job(composed: DictConfig) -> None:
         with StopAtOnce(), ending_together(folder, processes):
             if in_sweep:
                 _forget_last_job()
+                check_files(hydra_config.runtime)
             config = None if in_sweep else _checked(composed, folder)
             with _claimed(composed, folder, named) as run, _recorded_status(run, facts, in_sweep):
                 _train(config or to_config(composed), run, in_sweep)
@@ -58,6 +60,7 @@ def run_job(composed: DictConfig) -> None:
 
 def _checked(composed: DictConfig, folder: Path) -> Config:
     try:
+        check_files(HydraConfig.get().runtime)
         return to_config(composed)
     except ConfigError:
         with suppress(OSError):  # the folder does not exist yet, or is not empty

@@ -276,14 +276,18 @@ def test_a_network_has_the_defaults_of_its_schema_and_its_saved_config_comes_bac
         ("data.root=${nope:x}", 1, "Unsupported interpolation type nope"),
         ("hydra.run.dir=${no.such}", 1, "at hydra.run.dir:\nInterpolation key 'no.such' not found"),
         ("experiment=own --config-dir=.", 1, 'own.yaml", line 1, column 4'),
+        ("experiment=two --config-dir=.", 1, "two.yaml: compile=2: expected true or false"),
     ],
 )
 def test_the_program_refuses_shortly_and_leaves_no_run(argument, code, words, tmp_path):
     own = tmp_path / "experiment" / "own.yaml"
     own.parent.mkdir()
     own.write_text("a: [1\nb: }\n")
+    two = own.with_name("two.yaml")
+    two.write_text("# @package _global_\ncompile: 2\nprojector: {normals: 3}\n")
     ended = program(*argument.split(), cwd=tmp_path)
     own.unlink()
+    two.unlink()
     assert ended.returncode == code
     assert words in ended.stderr
     assert "object_type" not in ended.stderr

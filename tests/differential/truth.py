@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.specification import reference
-from pointproj.ops.specification.reference import Weighting
+from pointproj.ops.specification.reference import FINITE_SUPPORT, Weighting
 from tests.differential.draw import NAMES, OF_FEATURES, Call
 from tests.oracle import log_kernel
 
@@ -26,6 +26,7 @@ class ExpectedPairs(NamedTuple):
     slots: Tensor  # (P,) where each stands in the (flattened) lists
     lists: Tensor  # (Q, K) or (capacity,) rows, -1 where there is none
     counts: Tensor  # (Q,) of all within the radius
+    at_end: Tensor  # (P,) no nearer than the radius, to the last bit
 
 
 @torch.no_grad()
@@ -33,18 +34,22 @@ def find_pairs(call: Call) -> ExpectedPairs:
     """The neighbours of a call."""
     squared = _squared_distances(call)
     within = torch.ones_like(squared, dtype=torch.bool)
+    at_end = ~within
     if call.radius is not None:
         radii = torch.as_tensor(call.radius, dtype=squared.dtype).reshape(-1, 1)
         distances = torch.from_numpy(np.sqrt(squared.numpy()))  # torch's root may be off by a bit
         within = distances <= radii
+        features = call.leaves.get("features", squared).dtype
+        if call.operator == "aggregate" or torch.promote_types(features, squared.dtype) == squared.dtype:
+            at_end = distances >= radii  # else weights are of distances with more bits
     within &= squared.isfinite()
     counts = within.sum(1)
     if call.form == "csr":
         rows = within.nonzero()
         size = _capacity(call, len(rows))
         lists = torch.nn.functional.pad(rows[:size, 1], (0, max(0, size - len(rows))), value=-1)
-        rows = rows[:size]
-        return ExpectedPairs(rows[:, 0], rows[:, 1], torch.arange(len(rows)), lists, counts)
+        query, found = rows[:size].T
+        return ExpectedPairs(query, found, torch.arange(len(query)), lists, counts, at_end[query, found])
     squared, order = squared.masked_fill(~within, torch.inf).sort(dim=1, stable=True)
     order = torch.where(squared.isfinite(), order, -1)[:, : call.k]
     lists = torch.nn.functional.pad(order, (0, call.k - order.shape[1]), value=-1)
@@ -54,7 +59,8 @@ def find_pairs(call: Call) -> ExpectedPairs:
         if call.rows == "shuffled":
             lists = lists.gather(1, torch.from_numpy(rng.random(lists.shape)).argsort(1))
     query, column = (lists >= 0).nonzero(as_tuple=True)
-    return ExpectedPairs(query, lists[query, column], query * call.k + column, lists, counts)
+    found = lists[query, column]
+    return ExpectedPairs(query, found, query * call.k + column, lists, counts, at_end[query, found])
 
 
 def _capacity(call: Call, pairs: int) -> int:
@@ -177,7 +183,8 @@ class Formula:
         if isinstance(support, Tensor):
             support = support.reshape(-1)[self.pairs.query].to(distances.dtype)
         weighting = Weighting(call.kernel, power=call.power, eps=call.eps, support=support)
-        return log_kernel(distances, sigma, weighting)
+        logits = log_kernel(distances, sigma, weighting)
+        return logits.masked_fill(self.pairs.at_end, -torch.inf) if call.kernel in FINITE_SUPPORT else logits
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over the pairs of each query."""

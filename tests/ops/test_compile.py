@@ -120,6 +120,34 @@ def test_index_built_inside(operator: str, where: Where):
     _assert_same_step(compiled, function, case.problem(where.device), case.sigma)
 
 
+@pytest.mark.operators("lists")
+def test_one_graph_for_all_radii(where: Where):
+    """The first is compiled as a constant; the second finds that it is none."""
+    case = by_id("plain")
+
+    def step(problem: Problem, radius: float) -> Tensor:
+        points, settings = problem[:2], {"backend": where.backend}
+        index = pointproj.build_index(points[1], radius=radius, **settings)
+        scales = (radius, 2 * radius)
+        lists = pointproj.radius_neighbors(*points, scales, max_neighbors=(3, 4), index=index, **settings)
+        csr = pointproj.radius_neighbors(*points, radius, capacity=300, **settings)
+        inverse = {"kernel": "inverse_distance", "power": 3 * radius, "eps": radius / 9}
+        parts = [pointproj.aggregate(problem.features, part, kernel="compact") for part in (*lists, csr)]
+        parts += [
+            pointproj.radius_aggregate(*problem[:3], radius, kernel="compact", index=index, **settings),
+            pointproj.knn_aggregate(*problem[:3], 4, max_radius=radius, **inverse, **settings),
+        ]
+        return sum(part.square().mean() for part in parts)
+
+    problem, counter = case.problem(where.device), CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(step, fullgraph=True, backend=counter)
+    for i in range(5):
+        radius = case.radius * (1 + i / 10)
+        both = [lambda p, s, f=f, r=radius: s * f(p, r) for f in (compiled, step)]
+        _assert_same_step(*both, problem, case.sigma)
+    assert counter.frame_count <= 2
+
+
 def test_auto_chooses_inside_the_graph():
     case = by_id("plain")
     problem = case.problem()

@@ -86,6 +86,22 @@ def test_a_radius_taken_from_a_distance_includes_its_point(place: int, dtype: to
         assert count.item() == place + 1
 
 
+@operators
+def test_a_compact_kernel_ends_at_the_last_bit(operator: str, where: Where):
+    """At the radius the weight is 0; there torch's own root on a CPU is off by a bit."""
+    query, point = _cloud(torch.float32, where.device, 2000, 1)
+    squared = pointproj.ops.specification.reference.squared_distances(query, point)[:, 0]
+    at_end = rounded_root(squared)
+    row = (squared.cpu().sqrt() != at_end.cpu()).int().argmax()  # any row where all roots are right
+    features = torch.ones(1, 3, device=where.device)
+    for radius, expected in ((at_end[row], 0.0), (torch.nextafter(at_end[row], at_end.new_tensor(9.0)), 1.0)):
+        problem = Problem(query[row, None], point, features)
+        own = {"max_radius": radius.item()} if operator == "knn" else {}
+        neighborhood = 1 if operator == "knn" else radius.item()
+        got = run(operator, problem, neighborhood, 0.1, kernel="compact", backend=where.backend, **own)
+        assert got.unique().tolist() == [expected]
+
+
 @positions
 def test_distances_in_a_box_are_rounded_correctly(dtype: torch.dtype, where: Where):
     """Also where they get gradients, in reverse and forward mode."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pointproj.ops.bridge.open_numbers import is_float
 from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
 from pointproj.ops.torch_internals import below_autograd, builtin_of
 
@@ -78,4 +79,5 @@ def cpp_op(
         backward=in_cpp,
         second_backward=in_cpp,
         register=register,
+        numbers=[n for n, kind in arguments.items() if is_float(kind)],
     )

@@ -11,6 +11,7 @@ arguments, so recomputing a forward, or keeping two graphs alive, cannot mix run
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.eager import Rule, all_of, register_ways
+from pointproj.ops.bridge.open_numbers import WithNumbers, unread_floats
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 from pointproj.ops.torch_internals import any_requires_grad
 
@@ -68,6 +70,7 @@ def torch_op(
     backward: Callable[[Tensors, dict[str, bool], Saved], OptionalTensors] | None = None,
     second_backward: Callable[[Tensors, Tensors, Saved], Tensors] | None = None,
     register: Register = opaque,
+    numbers: Sequence[str] | None = None,
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -95,6 +98,9 @@ def torch_op(
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward``, ``backward`` and
         ``second_backward``, and returns what calls them; by default they are opaque to torch.compile.
+    numbers : sequence of str, optional
+        Arguments of type ``float`` that no shape depends on: torch.compile need not compile for each value.
+        By default those that the code of ``outputs`` does not use.
 
     Returns
     -------
@@ -139,8 +145,49 @@ def torch_op(
         return all_of(second(*_directions(tangents, grads[0]), needs, *grads, *values))[:grad_outputs]
 
     rule = Rule(declared.places, grad_outputs, len(declared.saved), vjp, jvp)
-    return _define(
+    operator = _define(
         name, declared.parameters, declared.count, forward, fake, rule, register, declared.defaults
+    )
+    if numbers is None:
+        numbers = unread_floats(outputs, declared.parameters)
+    operator.open_numbers = [[*declared.parameters].index(n) for n in numbers]
+    operator.made_with_numbers = partial(_with_numbers, declared, operator, outputs, first, second)
+    return operator
+
+
+def _with_numbers(
+    declared: "_Declared",
+    operator: Any,
+    outputs: Callable[..., tuple[Spec, ...]],
+    first: Any,
+    second: Any,
+    places: tuple[int, ...],
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
+    """The operator and its derivatives with the numbers at these places in one tensor, the last argument."""
+    by = WithNumbers(declared.parameters, places)
+
+    def flat(saved: Saved) -> list[Any]:
+        return [*by.whole([*saved.inputs.values()]), *saved.outputs]
+
+    def forward(*args: Any) -> tuple[Tensor, ...]:
+        return all_of(operator.body(*by.whole(args)))
+
+    def backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
+        return all_of(first.body(*grads, [*needs.values()], *flat(saved)))
+
+    def second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
+        needs = [True] * (len(directions) + len(grads))
+        return all_of(second.body(*_directions(directions, grads[0]), needs, *grads, *flat(saved)))
+
+    names = "_and_".join(n for n in declared.parameters if n not in by.parameters)
+    return torch_op(
+        f"{declared.name}_with_{names}",
+        signed(forward, by.parameters, tuple[(Tensor,) * declared.count]),
+        lambda *args: outputs(*by.whole(args, known=False)),
+        differentiable=declared.differentiable,
+        grad_outputs=len(declared.grads),
+        backward=backward,
+        second_backward=second_backward,
     )
 
 
@@ -266,7 +313,7 @@ def _define(
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor, defaults)
     operator = register(name, body, lambda *args: single_or_all(fake(*with_defaults(args, size, defaults))))
     operator.parameters, operator.body = parameters, getattr(operator, "unrecorded", body)
-    operator.defaults = defaults
+    operator.defaults, operator.open_numbers = defaults, ()
     register_ways(name, operator, count, rule)
     return operator
 

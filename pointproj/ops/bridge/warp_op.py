@@ -18,6 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from pointproj.ops.bridge.open_numbers import is_float, unread_floats
 from pointproj.ops.bridge.torch_op import Spec, empty_like, opaque, signed, torch_op, with_defaults
 from pointproj.ops.bridge.warp_checks import CheckedLaunch, kinds_of
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
@@ -84,7 +85,8 @@ def warp_op(
     -----
     Tensors must be dense where the kernel's array type is a vector or matrix; other strides are passed on.
     For an argument of ``wp.uint64`` a launch takes a ``wp.HashGrid`` or ``wp.Mesh`` itself, and keeps it.
-    Generic kernels are compiled for the dtypes of the tensors.
+    Generic kernels are compiled for the dtypes of the tensors. torch.compile makes code for each value of a
+    number that ``outputs`` uses, and one code for all values of the others.
     """
 
     def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
@@ -102,6 +104,7 @@ def warp_op(
             grad_outputs=grad_outputs,
             backward=first,
             second_backward=second_backward and bridge.second(second_backward),
+            numbers=bridge.numbers,
         )
 
     return decorate
@@ -139,6 +142,9 @@ class _Bridge:
                 f"{inputs}; got {names}"
             )
         self.read = [names.index(name) for name in read]  # by the function of the outputs
+        named = {name: self.annotations[name] for name in read}
+        floats = [name for name, kind in self.annotations.items() if is_float(kind)]
+        self.numbers = [n for n in floats if n not in named or n in unread_floats(outputs, named)]
         self.tensor = next(i for i, p in enumerate(self.inputs) if p.annotation is Tensor)  # always there
 
     def specs(self, args: Sequence[Any]) -> dict[str, Spec]:

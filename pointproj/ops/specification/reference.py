@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import hardtanh
 
 from pointproj.ops.specification.rounding import largest_squares_within, radius_in_range, rounded_root
+from pointproj.ops.torch_internals import filled
 
 PAIRS_AT_ONCE = 2**22
 
@@ -151,7 +152,7 @@ def radii_of(radius: float | Float[Tensor, " q"], query_points: Float[Tensor, "q
     if isinstance(radius, Tensor):
         return radius
     number = radius_in_range(radius, query_points.dtype)
-    return torch.full((1,), number, dtype=query_points.dtype, device=query_points.device)
+    return filled((1,), number, query_points.dtype, query_points.device)
 
 
 @torch.no_grad()
@@ -307,7 +308,10 @@ def relative_weights(
     weighting: Weighting,
 ) -> Float[Tensor, "*pairs"]:
     """The kernel, 0 where there is no neighbour; for a mean, relative to the row's nearest that counts."""
-    distances = length(torch.where(is_neighbor[..., None], delta, 0.0))
+    delta = torch.where(is_neighbor[..., None], delta, 0.0)
+    distances = length(delta)
+    if weighting.kernel in FINITE_SUPPORT:  # the last bit decides who has a weight
+        distances = distances + (rounded_length(delta) - distances).detach()
     nearest = None if weighting.reduce == "sum" else nearest_of(distances, counts)
     return kernel_weights(distances, is_neighbor, nearest, sigma, weighting)
 

@@ -136,6 +136,7 @@ def _sums(name: str, parameters: dict[str, Any], chunks: Chunks) -> Callable[...
         differentiable=DIFFERENTIABLE,
         backward=partial(aggregate_backward, chunks=chunks),
         second_backward=partial(aggregate_second_backward, chunks=chunks),
+        numbers=[n for n, kind in parameters.items() if kind is float],
     )
 
 

@@ -124,6 +124,7 @@ def _sums(
         differentiable=DIFFERENTIABLE,
         backward=backward,
         second_backward=partial(aggregate_second_backward, chunks=chunks),
+        numbers=[n for n, kind in parameters.items() if kind is float],
     )
     count_aggregation(name, parameters)
     return operator

@@ -73,8 +73,8 @@ def density_of(for_radius: bool, device_type: str) -> Density:
     return Density(4, 1, MANY_POINTS) if device_type == "cuda" else Density(2, 2, 0)
 
 
-def _specs(points: Tensor, clouds: int, radius: float | None, largest: Tensor | None, **_: Any) -> dict:
-    rows, for_radius = points.shape[0], radius is not None or largest is not None
+def _specs(points: Tensor, clouds: int, for_radius: bool, **_: Any) -> dict:
+    rows = points.shape[0]
     cells = density_of(for_radius, points.device.type).bound(rows) + 2 * clouds
     graded = torch.sym_min(rows // (LEAST_GRADED[points.device.type] * torch.sym_max(clouds, 1)), 1)
     return {
@@ -89,9 +89,8 @@ def build_cell_list(
     points: Tensor, offsets: Tensor | None, clouds: int, radius: float | Tensor | None
 ) -> CellList:
     """Sort ``points`` (N, 3), packed clouds, into cells for kNN, or for searches within about this radius."""
-    if isinstance(radius, Tensor):
-        return CellList(*_build(points, offsets, clouds, None, radius.reshape(1)))
-    return CellList(*_build(points, offsets, clouds, radius, None))
+    radii = (None, radius.reshape(1)) if isinstance(radius, Tensor) else (radius, None)
+    return CellList(*_build(points, offsets, clouds, radius is not None, *radii))
 
 
 @warp_op("pointproj::warp_build_cell_list", outputs=_specs)
@@ -100,6 +99,7 @@ def _build(
     points: Tensor,
     offsets: Tensor | None,
     clouds: int,
+    for_radius: bool,
     radius: float | None,
     largest: Tensor | None,
     *,
@@ -116,7 +116,8 @@ def new_cell_list(
     launch: Launch, points: Points, radius: float | None = None, largest: Tensor | None = None
 ) -> CellList:
     """The cell list of a set, for an operator that builds its own, to save a call of another."""
-    specs, like = _specs(points.positions, points.batch.count, radius, largest), points.positions
+    like, for_radius = points.positions, radius is not None or largest is not None
+    specs = _specs(like, points.batch.count, for_radius)
     cells = CellList(*[like.new_empty(shape, dtype=dtype) for shape, dtype in specs.values()])
     _fill(launch, points, cells, radius, largest)
     return cells
