@@ -1,6 +1,7 @@
 """Samples with fields: found, checked, scaled by the training samples alone, and drawn."""
 
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from pointproj.config import AugmentationConfig
 from pointproj.data.batches import batches, collate
 from pointproj.data.dataset import Draw
 from pointproj.data.errors import DataError
+from pointproj.data.fields import preparation
 from pointproj.data.fields.augmentation import augment_fields
 from pointproj.data.fields.dataset import prepare_fields
 from pointproj.data.fields.statistics import FieldStatistics
+from pointproj.geometry.files.measured import FieldSample
 from tests.configs import config_of
 
 NAMES = [f"sample_{number}" for number in range(6)]
@@ -85,6 +88,46 @@ def test_folders_are_splits(tmp_path):
         _write(tmp_path / split, names=[f"{split}_1"], table=False)
     data = prepare_fields(_config(tmp_path))
     assert [data.train[0]["name"], data.validation[0]["name"]] == ["train_1", "validation_1"]
+
+
+def test_scans_and_the_meshes_beside_arrays(tmp_path):
+    """A scan is a sample; a PLY file is one unless it is the geometry of the file beside it."""
+    (tmp_path / "data").mkdir()
+    for number in range(4):
+        rows = np.random.default_rng(number).uniform(0, 1, (50, 7)).round(6)
+        text = "\n".join(" ".join(map(str, row)) for row in rows)
+        (tmp_path / f"data/{number}.pts").write_text(f"50\n{text}\n")
+    (tmp_path / "data/0.ply").write_bytes(b"not read")
+    data = prepare_fields(_config(tmp_path / "data", fields="intensity,red"))
+    assert not data.left_out
+    assert not data.statistics.on_surface
+    whole = data.test.whole(0)
+    rows = np.loadtxt(tmp_path / "data" / f"{whole['name']}.pts", skiprows=1)
+    values = data.statistics.in_units(whole["target"])
+    found = np.concatenate([data.statistics.placed(rows[:, :3]), rows[:, 3:5]], axis=1)
+    drawn = np.concatenate([whole["query_points"], values], axis=1)
+    np.testing.assert_allclose(*(each[each[:, 0].argsort()] for each in (drawn, found)), atol=1e-5)
+
+
+def test_preparation_takes_little_more_memory_than_its_result(monkeypatch, tmp_path):
+    monkeypatch.setattr(preparation, "MOST_CLOUD", 1000)
+    rows = np.random.default_rng(0).random((100_000, 8))
+    rows[:, 3] = np.random.default_rng(1).permutation(100_000)  # tells the rows apart
+    sample = FieldSample(rows[:, :3], {"pressure": rows[:, 3:4]}, rows[:, 4:7], rows[:, 7])
+    tracemalloc.start()
+    arrays, facts = preparation._arrays(sample, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * arrays["field"].nbytes
+    for first in (0.0, 1.0):  # as by two runs at once
+        preparation._store(tmp_path / "entry", {"field": np.full(3, first)}, facts)
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+    assert not np.load(tmp_path / "entry/field.npy").any()
+    kept = arrays["field"][arrays["field"][:, 7].argsort()]
+    expected = rows[rows[:, 3].argsort()][:, [0, 1, 2, 4, 5, 6, 7, 3]]
+    expected[:, :3] -= facts["origin"]
+    np.testing.assert_allclose(kept, expected, atol=1e-6)
+    assert facts["mean_square"] == [pytest.approx(np.average(rows[:, 3] ** 2, weights=rows[:, 7]))]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 from pointproj.data.fields.dataset import prepare_fields
 from pointproj.training.baselines import baselines
 from pointproj.training.field_measures import MEAN, NEAREST, FieldMeasures
+from pointproj.training.networks import build_model, with_features
 from tests.configs import config_of
 
 
@@ -21,6 +22,18 @@ def data(tmp_path_factory):
 def _batch(data, index=0):
     sample = data.test.whole(index)
     return {name: value[None] for name, value in sample.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("projector", ["knn", "radius", "attention", "pairs"])
+def test_every_network_of_fields_takes_normals_and_parameters(data, projector):
+    config = config_of(f"projector={projector}", "projector.pool=true", "target=field", "data=flow")
+    statistics, batch = data[1].statistics, _batch(data[1])
+    shown = with_features(batch, config.projector, statistics)
+    assert shown["features"].shape[-1] == shown["query_features"].shape[-1] == 3 + 3 + 3
+    model = build_model(config, "torch", statistics)
+    encoding = model.encode(shown["reference_points"], shown["features"])
+    decoded = model.decode(shown["query_points"], encoding, query_features=shown["query_features"])
+    assert decoded.shape == (*batch["query_points"].shape[:2], 1)
 
 
 def test_errors_in_the_unit_of_the_field(data):

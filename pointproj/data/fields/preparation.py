@@ -111,17 +111,22 @@ def _prepared(
 
 
 def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return the arrays of an entry, and the facts about them."""
+    """Return the arrays of an entry, and the facts about them.
+
+    Beside the sample and the result, only rows of one column are in memory: a sample may have millions.
+    """
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(sample.points))
     origin = sample.points.mean(0)
     values = np.concatenate([*sample.values.values()], axis=1)
     weights = np.ones(len(values)) if sample.areas is None else sample.areas
     on_surface = sample.normals is not None
-    columns = [sample.points - origin, values]
+    columns = [*sample.points.T, *values.T]
     if on_surface:
-        columns[1:1] = [sample.normals, weights[:, None]]
-    field = np.concatenate([column[order] for column in columns], axis=1)
+        columns[3:3] = [*sample.normals.T, weights]
+    field = np.empty((len(order), len(columns)), dtype=np.float32)
+    for number, column in enumerate(columns):
+        field[:, number] = column[order] - (origin[number] if number < 3 else 0)
     cloud = cloud_of(sample, origin, MOST_CLOUD, generator)
     weights = weights / weights.sum()
     extent = cloud[:, :3] + origin
@@ -129,7 +134,7 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
         "origin": origin.tolist(),
         "channels": [each.shape[1] for each in sample.values.values()],
         "mean": (weights @ values).tolist(),
-        "mean_square": (weights @ values**2).tolist(),
+        "mean_square": [float(np.einsum("n,n,n", weights, column, column)) for column in values.T],
         "low": extent.min(0).tolist(),
         "high": extent.max(0).tolist(),
         "place": sample.place,
@@ -138,7 +143,7 @@ def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict
         "parameters": dict(sample.parameters),
     }
     arrays = {"field": field, "cloud": cloud}
-    return {name: array.astype(np.float32, order="C") for name, array in arrays.items()}, facts
+    return {name: array.astype(np.float32, order="C", copy=False) for name, array in arrays.items()}, facts
 
 
 def cloud_of(
@@ -160,7 +165,7 @@ def _opened(path: Path) -> np.ndarray:
 
 
 def _store(folder: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
-    """Write an entry; it appears whole or not at all."""
+    """Write an entry; it appears whole or not at all. An entry that another run wrote meanwhile stays."""
     temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     with writing(folder, "data.cache=FOLDER"):
         temporary.mkdir(parents=True)
@@ -168,8 +173,11 @@ def _store(folder: Path, arrays: Mapping[str, np.ndarray], facts: Mapping[str, A
             for name, array in arrays.items():
                 np.save(temporary / f"{name}.npy", array)
             (temporary / "facts.json").write_text(json.dumps(facts))
-            if not folder.exists():
+            try:
                 os.replace(temporary, folder)
+            except OSError:
+                if not (folder / "facts.json").exists():
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
