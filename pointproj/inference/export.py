@@ -132,8 +132,8 @@ def network_to_export(
     name = config.projector.name
     if name in WITHOUT_PLAIN_FORM:
         raise ExportError(
-            f"projector={name} cannot be exported: {WITHOUT_PLAIN_FORM[name]} has no form in plain torch that "
-            "a tracer can follow for any number of points; knn, radius and visibility can be exported"
+            f"projector={name} cannot be exported: {WITHOUT_PLAIN_FORM[name]} has no form in plain torch "
+            "that a tracer can follow for any number of points; knn, radius and visibility can be exported"
         )
     network = saved_network(path, content, config, backend)
     for module in network.modules():
@@ -246,16 +246,16 @@ def _exportable(backend: str, device: str, operator: str) -> str:
 
 
 def plain_program(
-    network: CloudField, config: Config, device: torch.device, at_once: bool = False
+    network: CloudField, config: Config, device: torch.device, for_onnx: bool = False
 ) -> torch.export.ExportedProgram:
-    """Return the network as a program of plain torch operators; without a loop over chunks if ``at_once``."""
+    """Return the network as a program of plain torch operators; without loops ``for_onnx``."""
     from pointproj.ops.specification import portable
 
     functions_of("torch")  # registers its operators
     ops = torch.ops.pointproj
     forms = {
-        ops.torch_search.default: partial(portable.search, at_once=at_once),
-        ops.torch_radius_aggregate.default: partial(portable.radius_aggregate, at_once=at_once),
+        ops.torch_search.default: partial(portable.search, for_onnx=for_onnx),
+        ops.torch_radius_aggregate.default: partial(portable.radius_aggregate, for_onnx=for_onnx),
         ops.aggregate_neighbors.default: portable.aggregate_neighbors,
     }
     # Otherwise numbers that differ between calls in a loop (k, radius) would become variable arguments.

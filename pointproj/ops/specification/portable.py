@@ -23,13 +23,13 @@ QUERIES_AT_ONCE = 64
 
 
 @fields_apart
-def search(clouds: Clouds, k: int, *, at_once: bool = False) -> Tensor:
-    """Rows of the k nearest, (Q, k) int64, -1 where there are fewer; without a loop if ``at_once``."""
+def search(clouds: Clouds, k: int, *, for_onnx: bool = False) -> Tensor:
+    """Rows of the k nearest, (Q, k) int64, -1 where there are fewer; without a loop ``for_onnx``."""
 
     def nearest(query: Tensor, points: Tensor) -> Tensor:
-        return nearest_rows(squared_distances(query, points), k, 0)
+        return nearest_rows(squared_distances(query, points), k, 0, by_topk=for_onnx)
 
-    if at_once:
+    if for_onnx:
         return nearest(clouds.query_points, clouds.reference_points)
     return _by_chunks(nearest, clouds.query_points, k, clouds.reference_points)
 
@@ -58,9 +58,9 @@ def radius_aggregate(
     radius: float,
     weighting: Weighting,
     *,
-    at_once: bool = False,
+    for_onnx: bool = False,
 ) -> Tensor:
-    """Weighted mean or sum over all points within the radius, (Q, C); without a loop if ``at_once``."""
+    """Weighted mean or sum over all points within the radius, (Q, C); without a loop ``for_onnx``."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
@@ -69,7 +69,7 @@ def radius_aggregate(
         return nan_where_query_is_not_finite(aggregated, query)
 
     others = clouds.reference_points, features, sigma
-    if at_once:
+    if for_onnx:
         return within(clouds.query_points, *others)
     return _by_chunks(within, clouds.query_points, features.shape[1], *others)
 
