@@ -35,8 +35,8 @@ def export_onnx(checkpoint: Path, out: Path) -> tuple[Path, float]:
     config = saved_config(path, content)
     if config.projector.name == "visibility":
         raise ExportError(
-            "projector=visibility cannot be exported to ONNX: its program has 15,000 operators, and torch does "
-            "not translate them in minutes; export it without --onnx"
+            "projector=visibility cannot be exported to ONNX: its program has 15,000 operators, and torch "
+            "does not translate them in minutes; export it without --onnx"
         )
     device = torch.device("cpu")
     network = network_to_export(path, content, config, "torch", device)
