@@ -78,7 +78,7 @@ def test_every_folder_belongs_to_the_library_or_to_the_application():
     assert folders - packed == APPLICATION_FOLDERS
 
 
-def test_the_wheel_holds_the_library_and_the_sources_of_native_and_no_more(tmp_path: Path):
+def test_the_wheel_holds_the_library_its_weights_the_sources_of_native_and_no_more(tmp_path: Path):
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(PROJECT / name, tmp_path)
     shutil.copytree(PROJECT / "pointproj", tmp_path / "pointproj")
@@ -93,6 +93,7 @@ def test_the_wheel_holds_the_library_and_the_sources_of_native_and_no_more(tmp_p
     assert wheel.name.endswith("-py3-none-any.whl")
     contents = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     wanted = [*_wheel_modules().values(), *NATIVE_SOURCES, PROJECT / "pointproj/py.typed"]
+    wanted += (PROJECT / "pointproj/nn/weights").glob("*/*")
     assert contents == {file.relative_to(PROJECT).as_posix() for file in wanted}
 
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj import notebook
 from pointproj.config import DataConfig, MixtureConfig
 from pointproj.geometry.meshes import LONGEST_SIDE
 from pointproj.geometry.sampling import PointSource, random_subset
@@ -97,6 +98,11 @@ class SampledCloud(NamedTuple):
     points: Float[np.ndarray, "n 3"]
     normals: Float[np.ndarray, "n 3"]
     sensors: Float[np.ndarray, "n 3"] | None = None
+
+    def _repr_html_(self) -> str:
+        """A table and a picture for notebooks."""
+        facts = {"points": len(self.points), "sensors": self.sensors is not None}
+        return notebook.table("sample", facts, notebook.drawing(self.points))
 
 
 def sample_cloud(source: PointSource, sampling: Sampling, generator: np.random.Generator) -> SampledCloud:

@@ -8,16 +8,28 @@ from pointproj.geometry.meshes import DEFAULT_SIDE, GPU_SIDE
 
 MOST_SIDE = 1024  # of the grid that a surface is extracted from: 4 GiB of values
 
-PACKAGED = Path(__file__).parent / "weights" / "furniture.safetensors"
-"""Weights for users without a trained network; ``README.md`` in their folder tells data and licence."""
+WEIGHTS = Path(__file__).parents[1] / "nn" / "weights"
+"""Folders of weights for users without a trained network; ``README.md`` in each tells data and licence."""
+PACKAGED = "furniture"  # of these, the default
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments that all command lines with a trained model share."""
+    help_weights = f"weights of the package, by default {PACKAGED}, instead of a checkpoint"
+    parser.add_argument(
+        "--weights", choices=sorted(path.name for path in WEIGHTS.iterdir()), help=help_weights
+    )
     help_side = "grid points a side that the surface is extracted from; by default"
     help_side += f" {GPU_SIDE} on a GPU, else {DEFAULT_SIDE}"
     parser.add_argument("--side", type=whole(2, MOST_SIDE), help=help_side)
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+
+
+def chosen(parser: ArgumentParser, checkpoint: Path | None, weights: str | None) -> Path:
+    """Return the checkpoint, or the folder of weights of the package; both end the program."""
+    if checkpoint is not None and weights is not None:
+        parser.error(f"--weights {weights} and the checkpoint {checkpoint}: expected one of them")
+    return checkpoint or WEIGHTS / (weights or PACKAGED)
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pointproj import command_line
 from pointproj.config.schema import SAMPLINGS
-from pointproj.inference.arguments import PACKAGED, add_arguments, whole
+from pointproj.inference.arguments import WEIGHTS, add_arguments, chosen, whole
 
 BASELINES = ("flood", "poisson")
 MOST_WORKERS = 8
@@ -27,7 +27,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
         description="How well a trained model reconstructs test meshes.",
     )
     help_checkpoint = "a checkpoint, or the folder of a run; by default the weights of the package"
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=PACKAGED, help=help_checkpoint)
+    parser.add_argument("checkpoint", type=Path, nargs="?", help=help_checkpoint)
     add_arguments(parser)
     parser.add_argument("--meshes", type=Path, help="other test meshes: FOLDER/<class>/test/*.off")
     parser.add_argument("--limit", type=whole(1), help="at most this many meshes a class")
@@ -55,8 +55,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     help_out = "folder; by default evaluation/ beside the checkpoint, outputs/evaluation for the package's"
     parser.add_argument("--out", type=Path, help=help_out)
     given = command_line.parse(parser, arguments)
+    given.checkpoint = chosen(parser, given.checkpoint, given.weights)
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
-    given.out = given.out or (Path("outputs") if given.checkpoint is PACKAGED else folder) / "evaluation"
+    given.out = given.out or (Path("outputs") if folder.parent == WEIGHTS else folder) / "evaluation"
     return given
 
 

@@ -34,6 +34,7 @@ PROGRAM = "projector.program.pt2"
 PACKAGE = "projector.package.pt2"
 LOADER = "load.py"
 SIZES = ((300, 500), (71, 130))  # Q and N for the comparison; the first are those of the trace
+WITHOUT_PLAIN_FORM = {"attention": "attend", "pairs": "edge_mlp"}  # by the network's name, its operator
 TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
 
@@ -111,25 +112,34 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     config = saved_config(path, content)
     chosen = choose_device(device)
     backend = _exportable(backend, chosen.type, config.projector.OPERATOR)
-
-    def field(backend: str) -> CloudField:
-        network = saved_network(path, content, config, backend)
-        for module in network.modules():
-            if isinstance(module, MLP):
-                module.in_one_kernel = False  # its operator is not a part of torch
-        return CloudField(network, config).to(chosen).eval()
-
-    plain = field("torch")
-    network = plain if backend == "torch" else field(backend)
+    plain = network_to_export(path, content, config, "torch", chosen)
+    network = plain if backend == "torch" else network_to_export(path, content, config, backend, chosen)
     out.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         program = plain_program(plain, config, chosen)
         traced = program if network is plain else _trace(network, config, chosen)
         save, load = partial(torch.export.save, program), lambda path: torch.export.load(path).module()
-        differences = {PROGRAM: _write(out / PROGRAM, save, load, plain, chosen)}
+        differences = {PROGRAM: write(out / PROGRAM, save, load, plain, chosen)}
         differences[PACKAGE] = _write_package(out / PACKAGE, traced, plain, chosen)
         _copy_loader(out / LOADER)
     return Exported(out / PROGRAM, out / PACKAGE, out / LOADER, differences)
+
+
+def network_to_export(
+    path: Path, content: dict[str, Any], config: Config, backend: str, device: torch.device
+) -> CloudField:
+    """Make the network of a checkpoint as it is traced; raise ExportError if it has no plain form."""
+    name = config.projector.name
+    if name in WITHOUT_PLAIN_FORM:
+        raise ExportError(
+            f"projector={name} cannot be exported: {WITHOUT_PLAIN_FORM[name]} has no form in plain torch "
+            "that a tracer can follow for any number of points; knn, radius and visibility can be exported"
+        )
+    network = saved_network(path, content, config, backend)
+    for module in network.modules():
+        if isinstance(module, MLP):
+            module.in_one_kernel = False  # its operator is not a part of torch
+    return CloudField(network, config).to(device).eval()
 
 
 def _copy_loader(path: Path) -> None:
@@ -150,12 +160,12 @@ def _write_package(
 
     for following in others:
         try:
-            return _write(path, compile_with(compiler), _in_its_own_process, network, device)
+            return write(path, compile_with(compiler), _in_its_own_process, network, device)
         except PackageCrashError as error:
             log.warning("compiled with %s, %s does not run (%s)", compiler, PACKAGE, error.said)
             log.warning("compiling it again, with %s", following)
             compiler = following
-    return _write(path, compile_with(compiler), _in_its_own_process, network, device)
+    return write(path, compile_with(compiler), _in_its_own_process, network, device)
 
 
 def _compilers() -> list[str]:
@@ -235,15 +245,17 @@ def _exportable(backend: str, device: str, operator: str) -> str:
     return resolve(backend, device, operator)[0]
 
 
-def plain_program(network: CloudField, config: Config, device: torch.device) -> torch.export.ExportedProgram:
-    """Return the network as a program of plain torch operators."""
+def plain_program(
+    network: CloudField, config: Config, device: torch.device, for_onnx: bool = False
+) -> torch.export.ExportedProgram:
+    """Return the network as a program of plain torch operators; without loops ``for_onnx``."""
     from pointproj.ops.specification import portable
 
     functions_of("torch")  # registers its operators
     ops = torch.ops.pointproj
     forms = {
-        ops.torch_search.default: portable.search,
-        ops.torch_radius_aggregate.default: portable.radius_aggregate,
+        ops.torch_search.default: partial(portable.search, for_onnx=for_onnx),
+        ops.torch_radius_aggregate.default: partial(portable.radius_aggregate, for_onnx=for_onnx),
         ops.aggregate_neighbors.default: portable.aggregate_neighbors,
     }
     # Otherwise numbers that differ between calls in a loop (k, radius) would become variable arguments.
@@ -279,7 +291,7 @@ def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) 
     return tuple((torch.rand(n, 3, generator=generator, device="cpu") * 2 - 1).to(device) for n in rows)
 
 
-def _write(
+def write(
     path: Path,
     save: Callable[[str], object],
     load: Callable[[str], Callable[..., Tensor]],

@@ -23,13 +23,29 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="folder for the files; by default that of the checkpoint")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--backend", default="auto", help="of the package: torch, or on CUDA triton")
+    help_hub = "write only arguments, weights and a card to FOLDER, in the layout of huggingface_hub"
+    parser.add_argument("--hub", type=Path, metavar="FOLDER", help=help_hub)
+    help_onnx = "write only projector.onnx; needs the extra onnx"
+    parser.add_argument("--onnx", action="store_true", help=help_onnx)
     given = command_line.parse(parser, arguments)
     from pointproj.inference.export import export
     from pointproj.runtime.run_folder import require_writable
 
+    if given.hub:
+        from pointproj.inference.hub import write_folder
+
+        require_writable(given.hub)
+        print(*write_folder(given.checkpoint, given.hub), sep="\n")
+        return
     folder = given.checkpoint if given.checkpoint.is_dir() else given.checkpoint.parent
     out = given.out or folder
     require_writable(out)
+    if given.onnx:
+        from pointproj.inference.onnx_program import export_onnx
+
+        path, difference = export_onnx(given.checkpoint, out)
+        print(f"{path}  differs from the network by {difference:.1e}")
+        return
     written = export(given.checkpoint, out, given.device, given.backend)
     for path in (written.program, written.package):
         size = path.stat().st_size / 2**20

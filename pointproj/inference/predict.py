@@ -9,7 +9,7 @@ from pointproj.geometry.files import WRITERS
 from pointproj.geometry.files.measured import SUFFIXES as MEASURED_SUFFIXES
 from pointproj.geometry.files.measured.writing import SUFFIXES as VALUE_SUFFIXES
 from pointproj.geometry.files.points import SUFFIXES
-from pointproj.inference.arguments import PACKAGED, add_arguments
+from pointproj.inference.arguments import add_arguments, chosen
 
 READ = tuple(dict.fromkeys((*SUFFIXES, *MEASURED_SUFFIXES)))
 CHECKPOINTS = (".pt", ".safetensors", "")  # a folder may be missing
@@ -41,7 +41,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("outputs/predictions"), help=help_out)
     given = command_line.parse(parser, arguments)
     first = given.files[0]
-    given.checkpoint = given.files.pop(0) if _is_checkpoint(first) else PACKAGED
+    checkpoint = given.files.pop(0) if _is_checkpoint(first) else None
+    given.checkpoint = chosen(parser, checkpoint, given.weights)
     suffix = given.out.suffix.lower()
     if given.points is None and suffix in (".vti", *VALUE_SUFFIXES) and not given.out.is_dir():
         given.points = "grid" if suffix == ".vti" else "own"

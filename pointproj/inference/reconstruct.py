@@ -17,7 +17,7 @@ from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct, side_for
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, piece_volumes
 from pointproj.geometry.sampling import PointSource
-from pointproj.inference.arguments import MOST_SIDE, PACKAGED
+from pointproj.inference.arguments import MOST_SIDE, WEIGHTS
 from pointproj.inference.predict_values import predict_values
 from pointproj.inference.trained_model import SOLID_TARGETS, TrainedModel, load_trained, target_of
 from pointproj.runtime.errors import is_user_error
@@ -142,10 +142,10 @@ def predict_files(given: argparse.Namespace) -> None:
         return
     outputs = _outputs(given)
     trained = load_trained(given.checkpoint, given.device)
-    if given.checkpoint is PACKAGED:
+    if given.checkpoint.parent == WEIGHTS:
         print(
-            "weights of the package: trained on furniture that this project generates, for any use under its "
-            f"licence, Apache-2.0 ({PACKAGED.parent / 'README.md'})"
+            f"weights of the package, {given.checkpoint.name}: trained on data that this project generates, "
+            f"for any use under its licence, Apache-2.0 ({given.checkpoint / 'README.md'})"
         )
     else:
         log.info("%s", trained.origin)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
+from pointproj.nn.pretrained import Pretrained
 from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
 from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
@@ -26,7 +27,7 @@ class AttentionEncoding(NamedTuple):
     index: Index
 
 
-class AttentionProjector(nn.Module):
+class AttentionProjector(Pretrained):
     """A network that carries features from a cloud onto query points by learned attention.
 
     A first MLP computes a key and a value for each reference point. A second MLP computes a query for each

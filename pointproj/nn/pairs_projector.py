@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.edge_mlp import EdgeMLP
+from pointproj.nn.pretrained import Pretrained
 from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
 from pointproj.nn.rows import take_rows
 from pointproj.ops.functional import Index, build_index, knn
@@ -25,7 +26,7 @@ class PairsEncoding(NamedTuple):
     index: Index
 
 
-class PairsProjector(nn.Module):
+class PairsProjector(Pretrained):
     """A network that carries features from a cloud onto query points by an MLP on every pair.
 
     A first MLP runs on the reference points. For each query point, a second runs on the pairs with its ``k``

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pointproj.nn.context import CONTEXT_CHANNELS, Aggregate, aggregate_with_context
 from pointproj.nn.mlp import MLP, GatedMLP
+from pointproj.nn.pretrained import Pretrained
 from pointproj.ops.functional import Index, build_index, knn, knn_aggregate, radius_aggregate
 
 FIRST_SIGMA = 0.1  # of a learned sigma with the k nearest neighbours, in the unit of the points
@@ -27,7 +28,7 @@ class CloudEncoding(NamedTuple):
     index: Index | None  # None: each operator builds its own
 
 
-class Projector(nn.Module):
+class Projector(Pretrained):
     """A network that aggregates learned features of a point cloud onto query points.
 
     A first MLP computes features of the reference points. They are aggregated onto each query point with the

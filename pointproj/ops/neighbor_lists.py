@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pointproj import notebook
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.distances import with_gradient
 from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box
@@ -40,6 +41,15 @@ class Neighbors(NamedTuple):
     counts: Tensor | None = None
     displacements: Tensor | None = None
     radius: float | Tensor | None = None
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; on a GPU it waits for the values."""
+        counts = (self.indices >= 0).sum(-1)
+        places = {"places": self.indices.shape[-1]}
+        return _shown("Neighbors", self, counts, places | {"cut off": self._cut_off()})
+
+    def _cut_off(self) -> int | None:
+        return None if self.counts is None else int((self.counts > self.indices.shape[-1]).sum())
 
 
 class NeighborList(NamedTuple):
@@ -76,6 +86,25 @@ class NeighborList(NamedTuple):
         """The query of each pair, -1 in slots that are not used."""
         queries = queries_of(self.row_splits, len(self.indices))
         return torch.where(self.indices >= 0, queries, -1)
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks; on a GPU it waits for the values."""
+        facts = {"slots": len(self.indices), "pairs": None if self.total is None else int(self.total)}
+        return _shown("NeighborList", self, self.row_splits.diff(), facts)
+
+
+def _shown(
+    title: str, neighbors: "Neighbors | NeighborList", counts: Tensor, facts: dict[str, int | None]
+) -> str:
+    """The table of a list, of whose queries each has so many neighbours."""
+    if counts.numel():
+        facts |= {"fewest, most neighbours": f"{int(counts.min())}, {int(counts.max())}"}
+        facts |= {"mean neighbours": float(counts.double().mean())}
+    near = neighbors.distances[neighbors.indices >= 0].detach()
+    if near.numel():
+        facts |= {"largest distance": float(near.max())}
+    where = f"{neighbors.distances.dtype}, {neighbors.distances.device}"
+    return notebook.table(title, {"queries": counts.numel(), **facts, "distances": where})
 
 
 def radius_neighbors(

@@ -8,11 +8,14 @@ import re
 import shlex
 import shutil
 import socket
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
+
+from pointproj import notebook
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +50,17 @@ class RunFolder:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
+
+    def _repr_html_(self) -> str:
+        """The results and the first picture of a run that has ended, for notebooks."""
+        metrics = read_json(self.path / "metrics.json") or {"status": "has no metrics.json yet"}
+        shown = {name: metrics.get(name) for name in ("status", "backend", "device", "steps", "loss")}
+        shown |= {f"{name}, on test data": value for name, value in metrics.get("measured", {}).items()}
+        more = ""
+        for picture in sorted(self.path.glob("pictures/*.png"))[:1]:
+            content = b64encode(picture.read_bytes()).decode()
+            more = f'<img src="data:image/png;base64,{content}" width="600"/>'
+        return notebook.table(str(self.path), shown, more)
 
     def claim(self, config_text: str, *, continues: bool = False) -> None:
         """Lock the folder for this run until :meth:`release`, and write ``config.yaml`` into it.

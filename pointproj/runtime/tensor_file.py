@@ -24,14 +24,15 @@ class DamagedFile(ValueError):  # noqa: N818 - says what is true of the file
     """The file is incomplete, altered, or of another kind; the message says which."""
 
 
-def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None) -> None:
+def save(path: Path, content: Mapping[str, Any], *, keep: Path | None = None, bare: str = "") -> None:
     """Write a file; an older one is replaced in one move, and stays as it is if writing is interrupted.
 
     ``content`` has tensors, numbers, strings, None, and lists and mappings of these; keys become strings.
     With ``keep``, the old file is moved there; at each moment, at least one of the two files is complete.
+    Tensors of the mapping ``bare`` have in the file the names that they have there.
     """
     tensors: dict[str, Tensor] = {}
-    text = json.dumps(_separated(content, "", tensors))
+    text = json.dumps(_separated(content, "", tensors, f"/{bare}/"))
     blob = tensor_bytes(tensors, {"content": text, "crc32": str(_check_sum(text, tensors))})
     temporary, spare = (path.with_name(f".{path.name}.{part}") for part in ("new", "old"))
     try:
@@ -82,15 +83,16 @@ def load(path: Path) -> dict[str, Any]:
         raise DamagedFile(f"it is not a complete file of tensors ({reason})") from error
 
 
-def _separated(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _separated(value: Any, name: str, tensors: dict[str, Tensor], bare: str) -> Any:
     """Return values for the JSON text, and move the tensors among them to ``tensors``."""
     if isinstance(value, Tensor):
+        name = name.removeprefix(bare)
         tensors[name] = value.detach().cpu().contiguous().clone()  # the format forbids shared memory
         return {_TENSOR: name}
     if isinstance(value, Mapping):
-        return {str(key): _separated(item, f"{name}/{key}", tensors) for key, item in value.items()}
+        return {str(key): _separated(item, f"{name}/{key}", tensors, bare) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_separated(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
+        return [_separated(item, f"{name}/{place}", tensors, bare) for place, item in enumerate(value)]
     return value
 
 

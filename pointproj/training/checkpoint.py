@@ -18,6 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from pointproj.config import Config, flat, from_saved
+from pointproj.nn.pretrained import TENSORS
 from pointproj.runtime import tensor_file
 from pointproj.runtime.distributed import Processes
 from pointproj.runtime.run_folder import RunFolder, require_idle, resume_argument
@@ -133,9 +134,9 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def load_best(path: Path) -> Continued:
-    """Read a checkpoint of any config; from a run's folder, the best one, or the last if there is no best."""
+    """Read a checkpoint of any config; from a folder the best, exported weights, or the last."""
     if path.is_dir():
-        path /= BEST if (path / BEST).exists() else LAST
+        path /= next((name for name in (BEST, TENSORS) if (path / name).exists()), LAST)
     return path, load(path)
 
 

@@ -25,6 +25,13 @@ def build_model(config: Config, backend: str, statistics: FieldStatistics | None
     :data:`pointproj.config.TARGETS`.
     """
     torch.manual_seed(config.seed)
+    # The config has the network's name instead of its class, since a config is read without importing torch.
+    network = pkgutil.resolve_name(config.projector.NETWORK)
+    return network(**network_arguments(config, statistics), backend=backend)
+
+
+def network_arguments(config: Config, statistics: FieldStatistics | None = None) -> dict[str, Any]:
+    """Return all arguments of a config's network but ``backend``."""
     settings, target = config.projector, TARGETS[config.target.name]
     predicts = target.output if target.is_distance and settings.predicts_distances else "value"
     arguments = settings.arguments() | ({"in_channels": 6} if settings.normals else {})
@@ -33,9 +40,7 @@ def build_model(config: Config, backend: str, statistics: FieldStatistics | None
             directions = 1 + bool(normals and settings.normals)  # positions, and normals
             arguments[name] = 3 * directions + len(statistics.parameters)
         arguments["out_channels"] = sum(statistics.channels)
-    # The config has the network's name instead of its class, since a config is read without importing torch.
-    network = pkgutil.resolve_name(settings.NETWORK)
-    return network(**arguments, predicts=predicts, backend=backend)
+    return arguments | {"predicts": predicts}
 
 
 def take_weights(model: nn.Module, path: Path, content: Mapping[str, Any]) -> str:

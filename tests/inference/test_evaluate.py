@@ -19,7 +19,7 @@ from pointproj.geometry.files import read_mesh, write_mesh
 from pointproj.geometry.grids import dense_values
 from pointproj.geometry.metrics import truth_of
 from pointproj.inference import evaluate
-from pointproj.inference.arguments import PACKAGED
+from pointproj.inference.arguments import PACKAGED, WEIGHTS
 from pointproj.inference.evaluate import _chosen_samplings
 from pointproj.inference.trained_model import load_trained
 from pointproj.training import checkpoint
@@ -169,23 +169,28 @@ def test_predict_puts_the_solid_where_the_file_has_it(trained, furniture, tmp_pa
 
 def test_without_a_checkpoint_the_weights_of_the_package_are_taken(furniture, tmp_path, capsys):
     chair = furniture / "chair" / "test" / "chair_5001.off"
-    call("predict", chair, "--out", tmp_path / "solid.ply", "--side", 48)
+    call("predict", "--weights", PACKAGED, chair, "--out", tmp_path / "solid.ply", "--side", 48)
     said, facts, *_ = capsys.readouterr().out.splitlines()
-    assert "trained on furniture that this project generates" in said
-    assert f"Apache-2.0 ({PACKAGED.parent / 'README.md'})" in said
+    assert "weights of the package, furniture: trained on data that this project generates" in said
+    assert f"Apache-2.0 ({WEIGHTS / PACKAGED / 'README.md'})" in said
     assert re.search(r", watertight, \d pieces?, ", facts)
     made, true = (trimesh.load_mesh(path).volume for path in (tmp_path / "solid.ply", chair))
     assert made == pytest.approx(true, rel=0.3)
-    assert "Licence" in (PACKAGED.parent / "README.md").read_text()
-    with pytest.raises(SystemExit, match="2"):
-        call("predict", tmp_path)
-    assert "no FILE to reconstruct" in capsys.readouterr().err
+    assert "Licence" in (WEIGHTS / PACKAGED / "README.md").read_text()
+    wrong = {
+        "no FILE to reconstruct": (tmp_path,),
+        "expected one of them": (tmp_path, chair, "weights=furniture"),
+    }
+    for words, arguments in wrong.items():
+        with pytest.raises(SystemExit, match="2"):
+            call("predict", *arguments)
+        assert words in capsys.readouterr().err
 
 
 def test_the_protocol_of_the_literature_measures_scans_of_watertight_meshes(furniture, tmp_path):
     pytest.importorskip("pymeshlab", reason='needs the extra "baselines"', exc_type=ImportError)
     arguments = ("--meshes", furniture, "--limit", 1, "--side", 16, "--baselines", "--out", tmp_path)
-    call("evaluate", PACKAGED, *arguments, "--protocol", "dsr")
+    call("evaluate", *arguments, "--protocol", "dsr")
     with (tmp_path / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["samples"] for row in rows} in ({"scan"}, {"scan", "sensors"})  # as the weights can read

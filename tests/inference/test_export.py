@@ -16,6 +16,7 @@ from torch.utils.cpp_extension import include_paths
 
 from pointproj.__main__ import main
 from pointproj.config import Config
+from pointproj.inference import onnx_program
 from pointproj.inference.export import (
     LOADER,
     PACKAGE,
@@ -190,6 +191,27 @@ def test_a_network_of_a_radius_becomes_a_program_of_plain_torch(tmp_path: Path):
         program = plain_program(network, config, torch.device("cpu")).module()
         for inputs in _inputs(network):
             torch.testing.assert_close(program(*inputs), network(*inputs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("projector", "target"), [("knn", "sdf"), ("radius", "udf")])
+def test_onnxruntime_computes_what_the_network_does(projector: str, target: str, tmp_path: Path):
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    more = f"target={target}", f"projector={projector}", "projector.hidden_channels=8"
+    wide = "projector.sigma=0.5"  # the spread of one neighbour would be the root of a rounding error
+    network = _trained(config_of(*more, wide), tmp_path / "best.pt")
+    assert main(["export", str(tmp_path), "onnx=true", f"out={tmp_path / 'out'}"]) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["projector.onnx"]
+    loaded = onnx_program._load(str(tmp_path / "out" / "projector.onnx"))
+    for inputs in _inputs(network):
+        torch.testing.assert_close(loaded(*inputs), network(*inputs).detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("projector", "why"), [("attention", "attend has no"), ("pairs", "edge_mlp has no")])
+def test_networks_without_a_plain_form_are_refused(projector: str, why: str, tmp_path: Path):
+    _trained(config_of(f"projector={projector}", "target=udf"), tmp_path / "best.pt")
+    with pytest.raises(ExportError, match=f"projector={projector} cannot be exported: {why}"):
+        export(tmp_path / "best.pt", tmp_path, device="cpu")
 
 
 class _PlainForms(TorchDispatchMode):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
+from pointproj import notebook
 from pointproj.geometry.files import (
     MESH_SUFFIXES,
     arrays,
@@ -76,6 +77,12 @@ class Cloud:
     normals: Float[np.ndarray, "n 3"] | None
     placement: Placement
     sensors: Float[np.ndarray, "n 3"] | None = None
+
+    def _repr_html_(self) -> str:
+        """A table and a picture for notebooks."""
+        known = {"normals": self.normals is not None, "sensors": self.sensors is not None}
+        facts = {"points": len(self.points), **known, "scale": float(self.placement.scale)}
+        return notebook.table(self.name, facts, notebook.drawing(self.points))
 
 
 def read_cloud(

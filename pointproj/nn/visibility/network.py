@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.context import aggregate_with_context
+from pointproj.nn.pretrained import Pretrained
 from pointproj.nn.projector import as_predicted, last_mlp
 from pointproj.nn.visibility.attention import SideAttention, full_precision
 from pointproj.nn.visibility.constants import Cloud, Disk, Ray, SightLine
@@ -32,7 +33,7 @@ class VisibilityEncoding(NamedTuple):
     batched: bool
 
 
-class VisibilityNetwork(nn.Module):
+class VisibilityNetwork(Pretrained):
     """Tell inside from outside by what points and the sides of their neighbours see of the outside.
 
     1. Each reference point gets the plane of its face, and a disk in this plane. The disk covers the holes

@@ -80,13 +80,15 @@ def masks_within(clouds: Clouds, radius: float | Tensor) -> Iterator[tuple[slice
         yield query, reference, squared, is_neighbor
 
 
-def nearest_rows(squared: Float[Tensor, "m n"], k: int, first_row: int | Tensor) -> Int[Tensor, "m k"]:
+def nearest_rows(
+    squared: Float[Tensor, "m n"], k: int, first_row: int | Tensor, by_topk: bool = False
+) -> Int[Tensor, "m k"]:
     """Rows of the k smallest squared distances, nearest first, -1 for those that are not finite.
 
-    Column 0 is row ``first_row``.
+    Column 0 is row ``first_row``. ``by_topk`` is for ONNX, whose ``topk`` takes the lower column at ties.
     """
     squared = squared.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    columns = _smallest(squared, k)
+    columns = squared.topk(k, largest=False).indices if by_topk else _smallest(squared, k)
     return torch.where(squared.gather(1, columns).isfinite(), columns + first_row, -1)
 
 

@@ -23,12 +23,14 @@ QUERIES_AT_ONCE = 64
 
 
 @fields_apart
-def search(clouds: Clouds, k: int) -> Tensor:
-    """Rows of the k nearest, (Q, k) int64, -1 where there are fewer."""
+def search(clouds: Clouds, k: int, *, for_onnx: bool = False) -> Tensor:
+    """Rows of the k nearest, (Q, k) int64, -1 where there are fewer; without a loop ``for_onnx``."""
 
     def nearest(query: Tensor, points: Tensor) -> Tensor:
-        return nearest_rows(squared_distances(query, points), k, 0)
+        return nearest_rows(squared_distances(query, points), k, 0, by_topk=for_onnx)
 
+    if for_onnx:
+        return nearest(clouds.query_points, clouds.reference_points)
     return _by_chunks(nearest, clouds.query_points, k, clouds.reference_points)
 
 
@@ -50,9 +52,15 @@ def aggregate_neighbors(
 
 @fields_apart
 def radius_aggregate(
-    clouds: Clouds, features: Tensor, sigma: Tensor, radius: float, weighting: Weighting
+    clouds: Clouds,
+    features: Tensor,
+    sigma: Tensor,
+    radius: float,
+    weighting: Weighting,
+    *,
+    for_onnx: bool = False,
 ) -> Tensor:
-    """Weighted mean or sum over all points within the radius, (Q, C)."""
+    """Weighted mean or sum over all points within the radius, (Q, C); without a loop ``for_onnx``."""
 
     def within(query: Tensor, points: Tensor, values: Tensor, sigma: Tensor) -> Tensor:
         is_neighbor = squared_distances(query, points) <= largest_square_within(radius, query.dtype)
@@ -60,8 +68,10 @@ def radius_aggregate(
         aggregated = aggregate_chunk(whole, weighting, query, points, values, sigma)
         return nan_where_query_is_not_finite(aggregated, query)
 
-    width = features.shape[1]
-    return _by_chunks(within, clouds.query_points, width, clouds.reference_points, features, sigma)
+    others = clouds.reference_points, features, sigma
+    if for_onnx:
+        return within(clouds.query_points, *others)
+    return _by_chunks(within, clouds.query_points, features.shape[1], *others)
 
 
 def _by_chunks(function: Callable[..., Tensor], query_points: Tensor, width: int, *others: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def compile_library(architectures: Sequence[str], out: Path) -> None:
                 running.append(pool.submit(_run, [*compiler, *HEADERS, "-c", str(source), "-o", objects[-1]]))
         for made in running:
             made.result()
-        link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-ltorch", "-o", str(out)]
+        # The C++ library first: libtorch of torch 2.10 exports some functions of it, without their versions.
+        link = ["-shared", *objects, f"-L{_TORCH / 'lib'}", "-lstdc++", "-ltorch", "-o", str(out)]
         # libtorch brings in all libraries of torch; the functions of CUDA's runtime are not exported.
         hide = ["--no-as-needed", "--exclude-libs", "ALL"]
         if architectures:
