@@ -33,10 +33,12 @@ def points_of(kind, size, dtype=torch.float32, seed=0):
         points = torch.nn.functional.normalize(points, dim=-1)
     if kind == "clusters":
         points = 1e-3 * points + torch.arange(size).remainder(3)[:, None]
+    if kind == "one-far":
+        points[size // 3] = torch.tensor([1e7, -1e4, 1e6])
     return points.to(dtype)
 
 
-@pytest.mark.parametrize("kind", ["normal", "grid", "sphere", "clusters"])
+@pytest.mark.parametrize("kind", ["normal", "grid", "sphere", "clusters", "one-far"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_are_those_of_comparing_all(kind, dtype, where: Where):
     for size, count in ((1, 1), (7, 7), (33, 20), (1000, 300), (2500, 40)):

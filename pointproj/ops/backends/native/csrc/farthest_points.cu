@@ -41,14 +41,17 @@ Tensor farthest_points(const Arguments& given) {
   if (steps == 0 || size == 0) return torch::stable::fill_(const_cast<Tensor&>(rows), -1);
   const Tensor low = call("aten::amin", "", points, std::vector<int64_t>{0}, false);
   const Tensor high = torch::stable::amax(points, 0), places = empty_longs({size}, points);
+  const std::optional<int64_t> all;
+  const int64_t step = greater(size / kCurveSample, int64_t(1));
+  const Tensor sample = call("aten::msort", "", call("aten::slice", "Tensor", points, int64_t(0), all, all, step));
   const Tensor sorted = empty({size + kReadAhead, 4}, points), nearest = empty({size}, points);
   for_positions(points, [&](auto real) {
     using Real = decltype(real);
     const Real* const positions = data<const Real>(points);
     const SortedPoints<Real> by_place{data<Real>(sorted), size + kReadAhead};
     device.each(
-        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), set.batch,
-                           data<int64_t>(places)},
+        PlaceOnCurve<Real>{positions, data<const Real>(low), data<const Real>(high), data<const Real>(sample),
+                           static_cast<int>(sample.size(0)), set.batch, data<int64_t>(places)},
         size);
     const Tensor order = call("aten::argsort", "", places, /*dim=*/int64_t(0), /*descending=*/false);
     device.each(ReorderPoints<Real>{positions, data<const int64_t>(order), by_place}, size);

@@ -43,7 +43,8 @@ struct Bucket {
   }
 };
 
-constexpr int kCurveBits = 10;  // of each coordinate
+constexpr int kCurveBits = 10;    // of each coordinate
+constexpr int kCurveSample = 64;  // points, or up to twice as many, say where the curve is
 
 // Where points lie along a Morton curve, one cloud after another.
 template <class Real>
@@ -52,18 +53,29 @@ struct PlaceOnCurve {
   static constexpr int kLanes = 1, kBlocks = 8;
 
   const Real *points, *low, *high;  // (N, 3), and the box of all (3,)
+  const Real* sample;               // (sampled, 3): of some points, each coordinate in ascending order
+  int sampled;
   Batch batch;
   int64_t* places;  // (N,)
 
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes&, int64_t item) const {
     const int row = static_cast<int>(item);
-    const Real extent = greater(greater(high[0] - low[0], high[1] - low[1]), high[2] - low[2]);
+    // The curve is in the box of all, but no farther from the middle of the sample than twice the width of that.
+    const Real *first = sample + 3 * (sampled / 8), *last = sample + 3 * (sampled - 1 - sampled / 8);
+    const Real width = greater(greater(last[0] - first[0], last[1] - first[1]), last[2] - first[2]);
+    const Real most = width > Real(0) ? 2 * width : kInfinity<Real>;
+    Vec3<Real> begin;
+    Real extent = 0;
+    for (int axis = 0; axis < 3; ++axis) {
+      begin[axis] = greater(first[axis] - most, low[axis]);
+      extent = greater(extent, lesser(last[axis] + most, high[axis]) - begin[axis]);
+    }
     const Vec3<Real> position = load_position(points, row);
     int64_t place = static_cast<int64_t>(batch.cloud_of(row)) << 3 * kCurveBits;
     for (int axis = 0; axis < 3; ++axis) {
-      const Real part = (position[axis] - low[axis]) / extent;
-      const int cell = part > Real(0) && part <= Real(1) ? static_cast<int>(part * ((1 << kCurveBits) - 1)) : 0;
+      const Real part = (position[axis] - begin[axis]) / extent;
+      const int cell = part > Real(0) ? static_cast<int>(lesser(part, Real(1)) * ((1 << kCurveBits) - 1)) : 0;
       for (int bit = 0; bit < kCurveBits; ++bit) place |= static_cast<int64_t>(cell >> bit & 1) << (3 * bit + axis);
     }
     places[row] = place;
