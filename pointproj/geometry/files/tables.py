@@ -13,6 +13,7 @@ _EXPECTED = "must have x y z, or x y z nx ny nz, on every line"
 _COUNT = re.compile(r"\d+$")
 _UNIT = re.compile(r"\[[^\]]*\]|\([^)]*\)")
 _SPACED_COMMA = re.compile(r",\s|\s,")
+_FORTRAN = re.compile(r"([\d.])[dD](?=[+-]?\d+(?:[\s,;]|$))")  # exponents of numbers in double precision
 _BLANK_ALONE = re.compile(r"[^,\s]\s+[^,\s]")
 
 
@@ -29,6 +30,8 @@ def parse(content: bytes) -> Content:
         line = line if rows else line.replace("//", "#", 1)
         text, _, comment = line.partition("#")
         text = text.strip()
+        if "d" in text or "D" in text:
+            text = _FORTRAN.sub(r"\1e", text)
         if not text:
             words = _names(comment) if not rows else []
             commented = words if have_positions(words) else commented
@@ -80,7 +83,7 @@ def _numbers(
 
 def _separated(rows: list[str]) -> tuple[str | None, list[str]]:
     """Return what separates the columns, None for blanks, and the rows with decimal points."""
-    row = rows[0]
+    row = next((row for row in rows if "," in row), rows[0])  # the first may have whole numbers alone
     if "," in row and (";" in row or "\t" in row) and not _SPACED_COMMA.search(row):
         if "." in row:
             raise FormatError(f"has commas, points and other separators in one row: {row[:SHOWN]!r}")
