@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pointproj.geometry.files.points import read_cloud
+from pointproj.geometry.files.tables import parse
 from pointproj.geometry.meshes import MeshError
 
 GENERATOR = np.random.default_rng(0)
@@ -46,6 +47,7 @@ WITHOUT_NORMALS = {
     "two scans with counts": "30\n" + text(PLACES[:30]).strip() + "\n10\n" + text(PLACES[30:]).lstrip(),
     "form feeds in comments": "# a\fb\u2028c\n" + text(PLACES).lstrip(),
     "CR alone": text(PLACES).replace("\n", "\r"),
+    "exponents of Fortran": "".join(f"{x:.13e} {y:.13e} {z:.13e}\n" for x, y, z in PLACES).replace("e", "D"),
 }
 
 
@@ -81,6 +83,10 @@ UNCLEAR = {
     "fewer than counted": ("41\n" + text(BALL).lstrip(), "declares 41 points, but 40 lines follow"),
     "atoms": ("2\nwater\nH 0 0 0\nO 1 1 1\n", "has the columns water"),
 }
+
+
+def test_decimal_commas_after_a_row_of_whole_numbers():
+    assert parse(b"0;0;0\n1,5;2;3\n").vertices.tolist() == [[0, 0, 0], [1.5, 2, 3]]
 
 
 @pytest.mark.parametrize("name", UNCLEAR)

@@ -50,6 +50,15 @@ def test_random_calls(where: Where, monkeypatch: pytest.MonkeyPatch):
     assert differing == {}
 
 
+@pytest.mark.operators("knn", "radius")
+@pytest.mark.parametrize("number", [733, 1528])
+def test_calls_that_once_differed(number: int, on_cpu: Where):
+    """Second derivatives where all weights are 0; distances that are exactly the eps of a kernel."""
+    if on_cpu.backend == "warp":
+        pytest.skip("compiles for many seconds; test_random_calls covers it")
+    assert check(Expected.of(draw(49, number)), on_cpu.backend).differences == []
+
+
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch):
     """A kernel that is wrong by one part in a thousand, where rounding is one in a million."""
     exact = pointproj.radius_aggregate

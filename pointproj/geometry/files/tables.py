@@ -14,6 +14,7 @@ _COUNT = re.compile(r"\d+$")
 _UNIT = re.compile(r"\[[^\]]*\]|\([^)]*\)")
 _SPACED_COMMA = re.compile(r",\s|\s,")
 _OF_SCANNERS = {4: "x y z intensity", 6: "x y z red green blue", 7: "x y z intensity red green blue"}
+_FORTRAN = re.compile(r"([\d.])[dD](?=[+-]?\d+(?:[\s,;]|$))")  # exponents of numbers in double precision
 _BLANK_ALONE = re.compile(r"[^,\s]\s+[^,\s]")
 
 
@@ -30,6 +31,8 @@ def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
         line = line if rows else line.replace("//", "#", 1)
         text, _, comment = line.partition("#")
         text = text.strip()
+        if "d" in text or "D" in text:
+            text = _FORTRAN.sub(r"\1e", text)
         if not text:
             words = _names(comment) if not rows else []
             commented = words if have_positions(words) else commented
@@ -95,7 +98,7 @@ def _numbers(
 
 def _separated(rows: list[str]) -> tuple[str | None, list[str]]:
     """Return what separates the columns, None for blanks, and the rows with decimal points."""
-    row = rows[0]
+    row = next((row for row in rows if "," in row), rows[0])  # the first may have whole numbers alone
     if "," in row and (";" in row or "\t" in row) and not _SPACED_COMMA.search(row):
         if "." in row:
             raise FormatError(f"has commas, points and other separators in one row: {row[:SHOWN]!r}")
