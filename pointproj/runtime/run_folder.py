@@ -15,8 +15,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from pointproj import notebook
-
 log = logging.getLogger(__name__)
 
 # A run writes a few MiB: config, log, pictures and three checkpoints of small networks.
@@ -53,6 +51,8 @@ class RunFolder:
 
     def _repr_html_(self) -> str:
         """The results and the first picture of a run that has ended, for notebooks."""
+        from pointproj import notebook  # numpy comes with it
+
         metrics = read_json(self.path / "metrics.json") or {"status": "has no metrics.json yet"}
         shown = {name: metrics.get(name) for name in ("status", "backend", "device", "steps", "loss")}
         shown |= {f"{name}, on test data": value for name, value in metrics.get("measured", {}).items()}

@@ -184,7 +184,10 @@ def test_a_missing_choice_is_named():
         ("compile=2", ["compile=2: expected true or false"]),
         ("data.resample=true,2", ["expected true or false"]),
         ("profiler=[torch,line_profile]", ["expected one of line_profile, none, nvtx, torch, got 2 at once"]),
-        ("profiler=[torch,line_profile],none", ["expected one of line_profile, none, nvtx, torch, got 2 at once"]),
+        (
+            "profiler=[torch,line_profile],none",
+            ["expected one of line_profile, none, nvtx, torch, got 2 at once"],
+        ),
         ("data.root=/data/Stühle", ["""'data.root="/data/Stühle"'"""]),
         ("data.mixture=5", ["data.mixture=5: expected a list of {sampling, points, noise}, or null"]),
         ("data.mixture=[{points:few}]", ["expected a list of {sampling, points, noise}"]),
