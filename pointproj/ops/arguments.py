@@ -257,9 +257,7 @@ def check_attention(
     if tuple(values.shape) != shape:
         raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
     if shape[-1] % heads:
-        raise ValueError(
-            f"keys must have a multiple of {heads} channels, one part for each head; got {shape}"
-        )
+        raise ValueError(f"keys must have a multiple of {heads} channels, a part for each head; got {shape}")
     count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
     rows = queries.shape[:-1]
     if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or rows.numel() != count:

@@ -301,7 +301,7 @@ def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeyp
         raise BackendUnavailable("not here")
 
     monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
-    monkeypatch.setattr(loop, "resolve", unusable)
+    monkeypatch.setattr(execution, "resolve", unusable)
     with pytest.raises(BackendUnavailable, match="not here"):
         train(config, RunFolder(tmp_path))
 

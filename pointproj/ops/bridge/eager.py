@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.flops import announce
-from pointproj.ops.bridge.open_numbers import call_with_numbers, open_places
+from pointproj.ops.bridge.open_numbers import call_with_numbers, open_arguments
 from pointproj.ops.torch_internals import (
     any_requires_grad,
     apply_of,
@@ -161,8 +161,8 @@ def _called_in_three_ways(kind: type) -> type:
         if not is_transforming():
             if not torch.compiler.is_compiling():
                 announce(self.full_name)
-            elif places := open_places(self, args):
-                return call_with_numbers(self, places, args)
+            elif names := open_arguments(self, args):
+                return call_with_numbers(self, names, args)
             return kind.__call__(self, *args)
         if torch.compiler.is_compiling():
             raise NotImplementedError(

@@ -41,40 +41,49 @@ def is_float(kind: Any) -> bool:
     return kind in (float, float | None)
 
 
-def open_places(operator: Any, args: Sequence[Any]) -> tuple[int, ...]:
-    """Where among an operator's arguments there are numbers that a tracer does not know."""
-    return tuple([i for i in operator.open_numbers if args[i] is not None and not is_known(args[i])])
+def open_arguments(operator: Any, args: Sequence[Any]) -> list[str]:
+    """The names of an operator's arguments that are numbers which a tracer does not know."""
+    # Names, not places: the tracer may take whole numbers for variables too.
+    return [
+        name
+        for name, value in zip(operator.argument_names, args, strict=False)
+        if name in operator.open_numbers and value is not None and not is_known(value)
+    ]
 
 
-def call_with_numbers(operator: Any, places: tuple[int, ...], args: Sequence[Any]) -> Any:
-    """Call the operator that takes the numbers at these places in a tensor."""
-    numbers = [filled((), args[i], torch.float64, "cpu") for i in places]
-    others = [a for i, a in enumerate(args) if i not in places]
-    return getattr(operator, _made(operator, places))(*others, torch.stack(numbers))
+def call_with_numbers(operator: Any, names: list[str], args: Sequence[Any]) -> Any:
+    """Call the operator that takes the arguments of these names in a tensor."""
+    numbers, others = [], []
+    for name, value in zip(operator.argument_names, args, strict=False):
+        if name in names:
+            numbers.append(filled((), value, torch.float64, "cpu"))
+        else:
+            others.append(value)
+    return getattr(operator, _made(operator, ",".join(names)))(*others, torch.stack(numbers))
 
 
-def _made(operator: Any, places: tuple[int, ...]) -> str:
+def _made(operator: Any, names: str) -> str:
     """The attribute of an operator that is the other one."""
-    name = f"with_numbers_{'_'.join(map(str, places))}"
-    if not hasattr(operator, name):
-        setattr(operator, name, operator.made_with_numbers(places))
-    return name
+    attribute = f"with_numbers_{names}"
+    if not hasattr(operator, attribute):
+        setattr(operator, attribute, operator.made_with_numbers(names.split(",")))
+    return attribute
 
 
 _made._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result marks it
 
 
 class WithNumbers:
-    """The functions of an operator from the others of its arguments, and the numbers at some places."""
+    """All arguments of an operator from the others, and those of some names as numbers in a tensor."""
 
-    def __init__(self, parameters: dict[str, Any], places: tuple[int, ...]) -> None:
-        self.size, self.places = len(parameters), places
-        kinds = enumerate(parameters.items())
-        self.parameters = dict(item for i, item in kinds if i not in places) | {"numbers": Tensor}
+    def __init__(self, parameters: dict[str, Any], names: Sequence[str]) -> None:
+        self.is_number = [name in names for name in parameters]
+        others = {name: kind for name, kind in parameters.items() if name not in names}
+        self.parameters = others | {"numbers": Tensor}
 
     def whole(self, args: Sequence[Any], known: bool = True) -> list[Any]:
         """All arguments of the operator, in their order; without known numbers, NaN for each."""
         *others, numbers = args
-        numbers = iter(numbers.tolist() if known else [math.nan] * len(self.places))
+        numbers = iter(numbers.tolist() if known else [math.nan] * sum(self.is_number))
         rest = iter(others)
-        return [next(numbers if i in self.places else rest) for i in range(self.size)]
+        return [next(numbers if is_number else rest) for is_number in self.is_number]

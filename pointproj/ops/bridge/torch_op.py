@@ -150,7 +150,7 @@ def torch_op(
     )
     if numbers is None:
         numbers = unread_floats(outputs, declared.parameters)
-    operator.open_numbers = [[*declared.parameters].index(n) for n in numbers]
+    operator.open_numbers = tuple(numbers)
     operator.made_with_numbers = partial(_with_numbers, declared, operator, outputs, first, second)
     return operator
 
@@ -161,10 +161,10 @@ def _with_numbers(
     outputs: Callable[..., tuple[Spec, ...]],
     first: Any,
     second: Any,
-    places: tuple[int, ...],
+    numbers: Sequence[str],
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
-    """The operator and its derivatives with the numbers at these places in one tensor, the last argument."""
-    by = WithNumbers(declared.parameters, places)
+    """The operator and its derivatives with the arguments of these names in one tensor, the last argument."""
+    by = WithNumbers(declared.parameters, numbers)
 
     def flat(saved: Saved) -> list[Any]:
         return [*by.whole([*saved.inputs.values()]), *saved.outputs]
@@ -179,9 +179,8 @@ def _with_numbers(
         needs = [True] * (len(directions) + len(grads))
         return all_of(second.body(*_directions(directions, grads[0]), needs, *grads, *flat(saved)))
 
-    names = "_and_".join(n for n in declared.parameters if n not in by.parameters)
     return torch_op(
-        f"{declared.name}_with_{names}",
+        f"{declared.name}_with_{'_and_'.join(numbers)}",
         signed(forward, by.parameters, tuple[(Tensor,) * declared.count]),
         lambda *args: outputs(*by.whole(args, known=False)),
         differentiable=declared.differentiable,
@@ -313,7 +312,7 @@ def _define(
     signed(body, parameters, tuple[(Tensor,) * count] if count > 1 else Tensor, defaults)
     operator = register(name, body, lambda *args: single_or_all(fake(*with_defaults(args, size, defaults))))
     operator.parameters, operator.body = parameters, getattr(operator, "unrecorded", body)
-    operator.defaults, operator.open_numbers = defaults, ()
+    operator.defaults, operator.argument_names, operator.open_numbers = defaults, (*parameters,), ()
     register_ways(name, operator, count, rule)
     return operator
 
