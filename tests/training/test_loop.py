@@ -20,7 +20,7 @@ from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
 from pointproj.runtime.run_folder import RunError, RunFolder, read_json
 from pointproj.runtime.signals import StopRequest
-from pointproj.training import checkpoint, loop
+from pointproj.training import checkpoint, execution, loop
 from pointproj.training.divergence import TrainingDiverged
 from pointproj.training.loop import train
 

@@ -184,7 +184,8 @@ struct BuildCellList {
       Real* grid = cells.grids + 12 * static_cast<int64_t>(cloud);
       for (int axis = 0; axis < 3; ++axis) {
         Real low = box.low[axis], high = box.high[axis];
-        if (filled > Real(1)) {
+        const bool overflows = !(fabs(mean.low[axis]) < kInfinity<Real> && fabs(mean.high[axis]) < kInfinity<Real>);
+        if (filled > Real(1) && !overflows) {
           low = greater(low, mean.low[axis]);
           high = lesser(high, mean.high[axis]);
         }
