@@ -112,10 +112,7 @@ takes_loops = pytest.mark.skipif(
 @pytest.mark.slow
 def test_program_and_package_run_where_pointproj_is_not(tmp_path: Path):
     network = _trained(config_of(*SMALL, "target=sdf"), tmp_path / "best.pt")
-    # For one small package, headers that are compiled first and a fast wrapper take most of the time.
-    quick = {"aot_inductor.precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
-    with torch._inductor.config.patch(quick):
-        written = export(tmp_path, tmp_path / "out", device="cpu")
+    written = export(tmp_path, tmp_path / "out", device="cpu")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {PROGRAM, PACKAGE, LOADER}
     assert max(written.differences.values()) < 1e-5
     for made in _run_elsewhere(tmp_path / "out", network):
