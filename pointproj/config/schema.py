@@ -258,6 +258,9 @@ class TrainingConfig:
     on_nan: str = value(
         "stop", "stop at a step whose loss or gradient is not finite, or skip it", choices=("stop", "skip")
     )
+    threads: int | None = value(
+        None, "threads of the CPU: one is the fastest for small networks; null: as torch chooses", least=1
+    )
     time_steps: int = value(
         0, "how often forward pass and step are timed after training; 0: not timed", least=0
     )

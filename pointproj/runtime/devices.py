@@ -37,6 +37,17 @@ def choose_device(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Let operators on the CPU use so many threads in the block; None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
 def own_gpu() -> Iterator[None]:
     """Lock a free GPU for the block, and make it the current one of this process.
 

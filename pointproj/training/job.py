@@ -119,7 +119,7 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     """Train; modules that take seconds to import are imported here."""
     # torch's tracer reads this when torch is imported. Without it, it prints a line at each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from pointproj.runtime.devices import own_gpu
+    from pointproj.runtime.devices import cpu_threads, own_gpu
     from pointproj.runtime.memory import configure_allocator
     from pointproj.runtime.profiling import require_profiler
     from pointproj.training.loop import train
@@ -135,7 +135,7 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     run.write_json("environment.json", environment())
     # Other jobs of the sweep may run on this machine at the same time, and need GPUs too.
     takes_one = in_sweep and config.device != "cpu" and distributed.join().is_single
-    with own_gpu() if takes_one else nullcontext():
+    with own_gpu() if takes_one else nullcontext(), cpu_threads(config.training.threads):
         train(config, run)
 
 
