@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.backends.torch import attention
+from pointproj.ops.backends.torch.weighted_sums import sums_spec
 from pointproj.ops.backends.torch.weighted_sums import weighted_sums as sums_by_torch
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.flops import count_aggregation, count_search
@@ -154,11 +155,6 @@ def _knn_sums(call: SimpleNamespace) -> tuple[Spec, ...]:
     return *_sums(call), ((searched, call.k), torch.int32)
 
 
-def _sums_of_lists(call: SimpleNamespace) -> tuple[Spec, ...]:
-    queries = (call.rows if call.row_splits is None else call.row_splits[1:]).shape[0]
-    return (((queries, call.features.shape[1]), call.features.dtype),)
-
-
 _library = extension()
 MOST_HEAD_CHANNELS = _library.native_most_head_channels()
 
@@ -194,10 +190,7 @@ _attend = cpp_op(
     attention.DIFFERENTIABLE,
 )
 _weighted_sums = cpp_op(
-    _library,
-    "native_weighted_sums",
-    _sums_of_lists,
-    ("features", "weights"),
+    _library, "native_weighted_sums", lambda call: sums_spec(**vars(call)), ("features", "weights")
 )
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)

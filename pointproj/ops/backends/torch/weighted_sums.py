@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from pointproj.ops.bridge.torch_op import signed, torch_op
+from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
 from pointproj.ops.specification.clouds import chunks_of, queries_of
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
@@ -137,15 +137,19 @@ def _product_sums(
     )
 
 
+def sums_spec(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> tuple[Spec]:
+    """Shape and dtype of the sums of each query."""
+    queries = (rows if row_splits is None else row_splits[1:]).shape[0]
+    return (((queries, features.shape[1]), features.dtype),)
+
+
 # The sum (Q, C) of weight times feature over each query's pairs. Weights are finite also where there is no
 # neighbour.
 weighted_sums = _product_sums(
     "weighted_sums",
     "upstream",
     ("features", "weights"),
-    lambda features, weights, rows, row_splits: (
-        (((rows if row_splits is None else row_splits[1:]).shape[0], features.shape[1]), features.dtype),
-    ),
+    sums_spec,
 )
 # The product of each pair's query row and feature row, 0 where there is no neighbour.
 pair_products = _product_sums(
