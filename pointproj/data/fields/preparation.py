@@ -47,10 +47,12 @@ class PreparedSample:
     """The cache entry of a sample: a folder with two float32 arrays, and facts about them.
 
     Columns of ``field`` (P, 3 + C or 7 + C) are points less ``origin``, on surfaces also normals and area,
-    and values. Those of ``cloud`` (M, 6) are points less ``origin``, and normals.
+    and values. Those of ``cloud`` (M, 6) are points less ``origin``, and normals. The identity is a number
+    that follows from the content of the sample's files and the names of its fields.
     """
 
     name: str
+    identity: int
     folder: Path
     facts: Mapping[str, Any]
 
@@ -63,11 +65,6 @@ class PreparedSample:
     def cloud(self) -> np.ndarray:
         """The rows of the geometry, in random order; large ones are mapped into memory."""
         return _opened(self.folder / "cloud.npy")
-
-    @property
-    def identity(self) -> int:
-        """A number that follows from the content of the sample's file."""
-        return int(self.folder.name[:16], 16)
 
 
 def prepare_samples(
@@ -95,19 +92,21 @@ def _prepared(
     file: MeshFile, fields: Sequence[str], root: Path, table: Parameters, cache_folder: Path
 ) -> PreparedSample:
     beside = geometry_beside(file.path)
-    digests = [_digest(path) for path in (file.path, beside) if path is not None]
-    settings = {"fields": ",".join(fields), "suffix": file.path.suffix.lower(), "code": _code_digest()}
-    key = entry_key(" ".join(digests), settings)
+    content = " ".join(_digest(path) for path in (file.path, beside) if path is not None)
+    settings = {"fields": ",".join(fields), "suffix": file.path.suffix.lower()}
+    # Not of the code: what is drawn from a sample stays when a docstring changes.
+    identity = int(entry_key(content, settings)[:16], 16)
+    key = entry_key(content, {**settings, "code": _code_digest()})
     folder = cache_folder / key[:2] / key
     if not (folder / "facts.json").exists():
-        _store(folder, *_arrays(read_sample(file.path, fields), int(key[:16], 16)))
+        _store(folder, *_arrays(read_sample(file.path, fields), identity))
     facts = json.loads((folder / "facts.json").read_text())
     parameters = parameters_of(file.path, root, table, facts["parameters"])
     if parameters is None:
         raise MeshError(
             file.path, f"has no row in {root / 'parameters.csv'}, whose first column names samples"
         )
-    return PreparedSample(file.name, folder, {**facts, "parameters": parameters})
+    return PreparedSample(file.name, identity, folder, {**facts, "parameters": parameters})
 
 
 def _arrays(sample: FieldSample, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
