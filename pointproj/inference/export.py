@@ -37,6 +37,8 @@ SIZES = ((300, 500), (71, 130))  # Q and N for the comparison; the first are tho
 WITHOUT_PLAIN_FORM = {"attention": "attend", "pairs": "edge_mlp"}  # by the network's name, its operator
 TOLERANCE = 1e-4  # largest difference from eager, relative to the largest value
 
+Inputs = list[tuple[Tensor, ...]]  # of several calls
+
 
 class ExportError(RuntimeError):
     """A network cannot be exported; the message says why and what to do."""
@@ -118,8 +120,9 @@ def export(checkpoint: Path, out: Path, device: str = "auto", backend: str = "au
     with torch.no_grad():
         program = plain_program(plain, config, chosen)
         traced = program if network is plain else _trace(network, config, chosen)
-        save, load = partial(torch.export.save, program), lambda path: torch.export.load(path).module()
-        differences = {PROGRAM: write(out / PROGRAM, save, load, plain, chosen)}
+        differences = {
+            PROGRAM: write(out / PROGRAM, partial(torch.export.save, program), _program, plain, chosen)
+        }
         differences[PACKAGE] = _write_package(out / PACKAGE, traced, plain, chosen)
         _copy_loader(out / LOADER)
     return Exported(out / PROGRAM, out / PACKAGE, out / LOADER, differences)
@@ -160,12 +163,12 @@ def _write_package(
 
     for following in others:
         try:
-            return write(path, compile_with(compiler), _in_its_own_process, network, device)
+            return write(path, compile_with(compiler), _package, network, device)
         except PackageCrashError as error:
             log.warning("compiled with %s, %s does not run (%s)", compiler, PACKAGE, error.said)
             log.warning("compiling it again, with %s", following)
             compiler = following
-    return write(path, compile_with(compiler), _in_its_own_process, network, device)
+    return write(path, compile_with(compiler), _package, network, device)
 
 
 def _compilers() -> list[str]:
@@ -200,27 +203,29 @@ package, inputs, output = sys.argv[1:]
 with torch.no_grad():
     print("while it was loaded", file=sys.stderr, flush=True)
     function = torch._inductor.aoti_load_package(package)
-    points = torch.load(inputs)
+    given = torch.load(inputs)
     print("while it ran", file=sys.stderr, flush=True)
-    values = function(*points).cpu()
-    torch.save(values, output)
+    torch.save([function(*points).cpu() for points in given], output)
     print("after it had run", file=sys.stderr, flush=True)
 """
 
 
-def _in_its_own_process(package: str) -> Callable[..., Tensor]:
-    inputs, output = f"{package}.inputs", f"{package}.output"
+def _package(path: str, given: Inputs) -> list[Tensor]:
+    """Run a package in a process of its own; the values are on the CPU."""
+    inputs, output = f"{path}.inputs", f"{path}.output"
+    torch.save(given, inputs)
+    command = [sys.executable, "-c", _RUN_PACKAGE, path, inputs, output]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        said = ended.stderr.strip().splitlines() or ["no message"]
+        raise PackageCrashError(f"exit code {ended.returncode}: {said[-1]}")
+    return torch.load(output)
 
-    def run(*points: Tensor) -> Tensor:
-        torch.save(points, inputs)
-        command = [sys.executable, "-c", _RUN_PACKAGE, package, inputs, output]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        if ended.returncode != 0:
-            said = ended.stderr.strip().splitlines() or ["no message"]
-            raise PackageCrashError(f"exit code {ended.returncode}: {said[-1]}")
-        return torch.load(output).to(points[0].device)
 
-    return run
+def _program(path: str, given: Inputs) -> list[Tensor]:
+    """Run a program in this process."""
+    program = torch.export.load(path).module()
+    return [program(*points) for points in given]
 
 
 def _exportable(backend: str, device: str, operator: str) -> str:
@@ -294,15 +299,16 @@ def _example(network: CloudField, sizes: tuple[int, int], device: torch.device) 
 def write(
     path: Path,
     save: Callable[[str], object],
-    load: Callable[[str], Callable[..., Tensor]],
+    run: Callable[[str, Inputs], list[Tensor]],
     network: CloudField,
     device: torch.device,
 ) -> float:
-    """Save a temporary file, load it, compare its values, and move it; return the largest difference."""
+    """Save a temporary file, run it, compare its values, and move it; return the largest difference."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = os.path.join(folder, path.name)
         save(made)
-        difference = _difference(load(made), network, device)
+        given = [_example(network, sizes, device) for sizes in SIZES]
+        difference = _difference(run(made, given), [network(*points) for points in given])
         if not difference <= TOLERANCE:
             raise ExportError(
                 f"{path.name} differs from the network by {difference:.1e} (allowed: "
@@ -312,10 +318,8 @@ def write(
     return difference
 
 
-def _difference(function: Callable[..., Tensor], network: CloudField, device: torch.device) -> float:
-    apart = []
-    for sizes in SIZES:
-        inputs = _example(network, sizes, device)
-        expected = network(*inputs)
-        apart.append((function(*inputs) - expected).abs().max() / expected.abs().max())
+def _difference(made: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference, relative to the largest value."""
+    pairs = [(one.cpu(), other.cpu()) for one, other in zip(made, expected, strict=True)]
+    apart = [(one - other).abs().max() / other.abs().max() for one, other in pairs]
     return torch.stack(apart).max().item()  # NaN if any is

@@ -4,7 +4,6 @@ It has the operators of the plain program, but for all queries at once, since to
 loop: memory is that of a few matrices of queries and points.
 """
 
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pointproj.inference.export import ExportError, network_to_export, plain_program, write
+from pointproj.inference.export import ExportError, Inputs, network_to_export, plain_program, write
 from pointproj.inference.trained_model import saved_config
 from pointproj.training.checkpoint import load_best
 
@@ -43,22 +42,18 @@ def export_onnx(checkpoint: Path, out: Path) -> tuple[Path, float]:
     out.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
         program = plain_program(network, config, device, for_onnx=True)
-        return out / ONNX, write(out / ONNX, partial(_save, program), _load, network, device)
+        return out / ONNX, write(out / ONNX, partial(_save, program), run, network, device)
 
 
 def _save(program: torch.export.ExportedProgram, path: str) -> None:
     torch.onnx.export(program, (), path, dynamo=True, verbose=False, external_data=False)
 
 
-def _load(path: str) -> Callable[..., Tensor]:
-    """Return the program as a function of tensors on the CPU."""
+def run(path: str, given: Inputs) -> list[Tensor]:
+    """Run the program with tensors on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
-
-    def run(*points: Tensor) -> Tensor:
-        given = {name: each.numpy() for name, each in zip(names, points, strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
-
-    return run
+    called = [dict(zip(names, (each.numpy() for each in points), strict=True)) for points in given]
+    return [torch.from_numpy(session.run(None, points)[0]) for points in called]

@@ -1,11 +1,7 @@
 """The memory that Warp's kernels take their parameters from: as Warp itself would fill it."""
 
-import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -160,45 +156,6 @@ def test_a_signal_handler_may_launch_what_it_interrupts():
         signal.signal(signal.SIGALRM, before)
     assert handled
     assert not wrong
-
-
-FIRST_CALLS = """
-import threading
-import torch
-import warp
-from pointproj import knn_aggregate
-
-warp.config.optimization_level = 0
-inputs = [torch.rand(count, 3) for count in (20, 50, 50)]
-expected = knn_aggregate(*inputs, 4, backend="torch")
-ready, made = threading.Barrier(6), []
-
-def call():
-    features = inputs[2].clone().requires_grad_()
-    ready.wait()
-    aggregated = knn_aggregate(*inputs[:2], features, 4, backend="warp")
-    aggregated.sum().backward()
-    made.append((aggregated - expected).abs().max() < 1e-5 and bool(features.grad.any()))
-
-threads = [threading.Thread(target=call) for _ in range(6)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(len(made), all(made))
-"""
-
-
-def test_the_first_calls_of_several_threads(tmp_path: Path):
-    """They compile and load one after the other; Warp has nothing in its cache."""
-    ran = subprocess.run(
-        [sys.executable, "-c", FIRST_CALLS],
-        env={**os.environ, "WARP_CACHE_PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["6", "True"], ran.stderr
 
 
 def test_threads_do_not_share_parameters():
