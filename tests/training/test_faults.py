@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,16 +18,15 @@ import pytest
 import torch
 
 from pointproj.config import Config
-from pointproj.data.dataset import PreparedData
 from pointproj.runtime import distributed, failures
 from pointproj.runtime.failures import WorkerDied, ending_together
 from pointproj.runtime.memory import OutOfMemory
-from pointproj.runtime.run_folder import RunFolder
+from pointproj.runtime.run_folder import RunFolder, read_json
 from pointproj.runtime.signals import StopAtOnce, Stopped, StopRequest
 from pointproj.training import checkpoint
 from pointproj.training.loop import train
 from tests.processes import FORKS, PROJECT, environment, free_port
-from tests.training.test_loop import GRID, lines, losses, small_config, spheres
+from tests.training.test_loop import GRID, lines, losses, prepared, small_config
 
 
 @pytest.fixture
@@ -36,16 +36,26 @@ def config():
 
 @pytest.fixture
 def data(monkeypatch):
-    made = PreparedData(spheres(5), spheres(3, resample=False), [])
+    made = prepared()
     monkeypatch.setattr("pointproj.training.loop.prepare", lambda *_: made)
     return made
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing happened to; tests leave it as it is."""
+    run = RunFolder(tmp_path_factory.mktemp("whole"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pointproj.training.loop.prepare", prepared)
+        train(small_config(), run)
+    return run
 
 
 def train_in_a_process(config: Config, folder: str) -> None:
     torch.set_num_threads(1)
     from pointproj.training import loop
 
-    loop.prepare = lambda *_: PreparedData(spheres(5), spheres(3, resample=False), [])
+    loop.prepare = prepared
     train(config, RunFolder(folder))
 
 
@@ -82,9 +92,8 @@ def test_a_run_killed_at_any_moment_and_resumed_has_the_losses_of_one_left_alone
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew_without_its_lines(config, tmp_path, data):
-    whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "outputs" / "killed")
-    train(config, whole)
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(config, tmp_path, data, whole):
+    killed = RunFolder(tmp_path / "outputs" / "killed")
     for step in range(4):
         killed.log_metrics({"split": "train", "step": step, "loss": 9.0})
     config.resume = "auto"
@@ -94,16 +103,15 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew_without_its_lines(
 
 
 def test_of_a_checkpoint_cut_in_half_the_one_before_continues_to_the_same_losses(
-    config, tmp_path, data, caplog
+    config, tmp_path, data, whole, caplog
 ):
-    whole, half = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "half")
-    expected = train(config, whole)
-    content = (whole.path / "last.pt").read_bytes()
-    (whole.path / "last.pt").write_bytes(content[: len(content) // 2])
-    config.resume = str(whole.path)
+    first, half = shutil.copytree(whole.path, tmp_path / "first"), RunFolder(tmp_path / "half")
+    content = (first / "last.pt").read_bytes()
+    (first / "last.pt").write_bytes(content[: len(content) // 2])
+    config.resume = str(first)
     metrics = train(config, half)
     assert any("taking previous.pt" in text for text in caplog.messages)
-    assert metrics["metric_value"] == expected["metric_value"]
+    assert metrics["metric_value"] == read_json(whole.path / "metrics.json")["metric_value"]
     assert set(losses(half).items()) <= set(losses(whole).items())
 
 
@@ -172,9 +180,8 @@ class Deadly:
         return self.sphere.draw(count, generator)
 
 
-def test_a_helper_that_dies_ends_the_run_with_the_way_on(config, tmp_path, data):
-    first, second, whole = (RunFolder(tmp_path / name) for name in ("first", "second", "whole"))
-    train(config, whole)
+def test_a_helper_that_dies_ends_the_run_with_the_way_on(config, tmp_path, data, whole):
+    first, second = (RunFolder(tmp_path / name) for name in ("first", "second"))
     shapes = data.train.shapes
     # Three steps an epoch, and a helper samples two ahead: from its third epoch on there is a checkpoint.
     plain, shapes[2] = shapes[2], dataclasses.replace(shapes[2], source=Deadly(shapes[2].source, draws=2))

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 
 import numpy as np
@@ -19,7 +20,6 @@ from pointproj.ops.backends import BackendUnavailable
 from pointproj.runtime.devices import DeviceError
 from pointproj.runtime.loggers import LoggerUnavailable
 from pointproj.runtime.run_folder import RunError, RunFolder, read_json
-from pointproj.runtime.signals import StopRequest
 from pointproj.training import checkpoint, execution, loop
 from pointproj.training.divergence import TrainingDiverged
 from pointproj.training.loop import train
@@ -69,12 +69,25 @@ def config():
     return small_config()
 
 
+def prepared(*_):
+    tests, validation = spheres(3, resample=False), spheres(2, resample=False)
+    return PreparedData(spheres(5), tests, [("broken.off", "no faces")], validation)
+
+
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
-    tests, validation = spheres(3, resample=False), spheres(2, resample=False)
-    made = PreparedData(spheres(5), tests, [("broken.off", "no faces")], validation)
+    made = prepared()
     monkeypatch.setattr(loop, "prepare", lambda *_: made)
     return made
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the small config, and its metrics; tests leave it as it is."""
+    run = RunFolder(tmp_path_factory.mktemp("finished"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "prepare", prepared)
+        return run, train(small_config(), run)
 
 
 def lines(run, split):
@@ -124,9 +137,8 @@ def test_training_beats_what_needs_no_training_and_reports_both(config, tmp_path
     assert (run.path / "best.pt").exists()
 
 
-def test_the_first_thing_measured_is_the_untrained_model(config, tmp_path):
-    run = RunFolder(tmp_path)
-    train(config, run)
+def test_the_first_thing_measured_is_the_untrained_model(finished):
+    run, _ = finished
     first = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[0])
     assert (first["split"], first["step"], first["epoch"]) == ("validation", 0, 0)
     assert [row["step"] for row in lines(run, "validation")] == [0, 6, 12]
@@ -187,9 +199,8 @@ def test_a_stopped_run_continues_as_if_it_had_not_stopped(config, tmp_path, monk
     assert metrics["before_training"] == read_json(whole.path / "metrics.json")["before_training"]
 
 
-def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, caplog):
-    first, second = RunFolder(tmp_path / "first"), RunFolder(tmp_path / "second")
-    expected = train(config, first)
+def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, caplog, finished):
+    (first, expected), second = finished, RunFolder(tmp_path / "second")
     config.resume = str(first.path)
     with caplog.at_level(logging.INFO):
         metrics = train(config, second)
@@ -203,9 +214,9 @@ def test_a_finished_run_resumed_has_nothing_left_to_train(config, tmp_path, capl
     assert (second.path / "best.pt").read_bytes() == (first.path / "best.pt").read_bytes()
 
 
-def test_resume_auto_in_a_named_folder_leaves_other_runs_alone(config, tmp_path, data):
-    other, named = RunFolder(tmp_path / "outputs" / "other"), tmp_path / "outputs" / "named"
-    train(config, other)
+def test_resume_auto_in_a_named_folder_leaves_other_runs_alone(config, tmp_path, finished):
+    named = tmp_path / "outputs" / "named"
+    shutil.copytree(finished[0].path, named.with_name("other"))
     config.resume = "auto"
     train(config, RunFolder(named, named=True))
     assert sorted(losses(RunFolder(named))) == list(range(1, 13))
@@ -215,9 +226,8 @@ def test_resume_auto_in_a_named_folder_leaves_other_runs_alone(config, tmp_path,
     assert sorted(losses(RunFolder(named))) == list(range(1, 13))
 
 
-def test_resume_auto_refuses_a_run_that_still_goes_on(config, tmp_path, data):
-    first = RunFolder(tmp_path / "outputs" / "first")
-    train(config, first)
+def test_resume_auto_refuses_a_run_that_still_goes_on(config, tmp_path, finished):
+    first = RunFolder(shutil.copytree(finished[0].path, tmp_path / "outputs" / "first"))
     config.resume = "auto"
     with first:
         first.claim("", continues=True)
@@ -238,9 +248,8 @@ def test_epochs_are_raised_on_resuming(config, tmp_path, data, caplog, schedule)
     assert warned == (schedule == "cosine")
 
 
-def test_training_starts_from_the_weights_of_another_run(config, tmp_path, data, caplog):
-    first = RunFolder(tmp_path / "first")
-    expected = train(config, first)
+def test_training_starts_from_the_weights_of_another_run(config, tmp_path, finished, caplog):
+    first, expected = finished
     config.training.weights = str(first.path)
     with caplog.at_level(logging.INFO):
         metrics = train(config, RunFolder(tmp_path / "second"))
@@ -248,9 +257,8 @@ def test_training_starts_from_the_weights_of_another_run(config, tmp_path, data,
     assert any(re.search(r"best\.pt: (\d+) of \1 parts fit$", text) for text in caplog.messages)
 
 
-def test_weights_that_do_not_fit_are_named_or_refused(config, tmp_path, data, caplog):
-    first = RunFolder(tmp_path / "first")
-    train(config, first)
+def test_weights_that_do_not_fit_are_named_or_refused(config, tmp_path, finished, caplog):
+    first, _ = finished
     config.training.weights = str(first.path / "last.pt")
     config.projector.context = not config.projector.context
     with caplog.at_level(logging.INFO):
@@ -260,12 +268,12 @@ def test_weights_that_do_not_fit_are_named_or_refused(config, tmp_path, data, ca
     content = checkpoint.load(first.path / "last.pt")
     name = next(iter(content["model"]))
     content["model"][name] = content["model"][name] * float("nan")
-    checkpoint.save(first.path / "odd.pt", content, config)
-    config.training.weights = str(first.path / "odd.pt")
+    checkpoint.save(tmp_path / "odd.pt", content, config)
+    config.training.weights = str(tmp_path / "odd.pt")
     with pytest.raises(checkpoint.CheckpointError, match=rf"{re.escape(name)} holds NaN"):
         train(config, RunFolder(tmp_path / "third"))
     content["model"] = {"other": torch.zeros(3)}
-    checkpoint.save(first.path / "odd.pt", content, config)
+    checkpoint.save(tmp_path / "odd.pt", content, config)
     with pytest.raises(checkpoint.CheckpointError, match="none of its 1 parts fits"):
         train(config, RunFolder(tmp_path / "fourth"))
 
@@ -400,16 +408,3 @@ def test_forward_pass_and_step_are_timed_if_asked_for(config, tmp_path):
     assert metrics["forward_ms"] > 0
     assert metrics["step_ms"] > 0
     assert metrics["steps"] == 12
-
-
-def test_a_second_signal_acts_as_usual():
-    # What is usual: programs started in the background may be told to ignore Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with StopRequest() as stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert stop.made
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
