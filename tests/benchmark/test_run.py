@@ -147,9 +147,9 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_workloads_are_measured_in_the_order_asked_for(tmp_path: Path):
     few = {"peers": [], "sizes": [200], "modes": ["aggregate", "knn"], "backends": ["torch"]}
-    for order in (["host", "scaling"], ["scaling", "host"]):
-        rows = run_benchmark(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
-        assert list(dict.fromkeys(row.workload.partition("_")[0] for row in rows)) == order
+    order = ["host", "scaling"]  # not that of the config's default
+    rows = run_benchmark(bench_config(tmp_path, workloads=order, execution=["eager"], **few))
+    assert list(dict.fromkeys(row.workload.partition("_")[0] for row in rows)) == order
 
 
 def test_what_the_minutes_do_not_hold_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture):
