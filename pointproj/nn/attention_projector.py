@@ -1,33 +1,27 @@
 """The attention network: MLPs on both sets of points, and attention of each query point to its neighbours."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.mlp import MLP
-from pointproj.nn.pretrained import Pretrained
-from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
+from pointproj.nn.projector import (
+    CloudEncoding,
+    CloudNetwork,
+    as_predicted,
+    first_mlp,
+    known_of_queries,
+    last_mlp,
+)
 from pointproj.nn.rows import take_rows
 from pointproj.ops.attention import attend
-from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
 from pointproj.ops.specification.reference import safe_sqrt
 
 PLACE_CHANNELS = 4  # displacement (3), distance
 
 
-class AttentionEncoding(NamedTuple):
-    """Result of :meth:`AttentionProjector.encode`; any number of queries can be decoded from it."""
-
-    reference_points: Float[Tensor, "*batch n 3"]
-    keys: Float[Tensor, "*batch n hidden"]
-    values: Float[Tensor, "*batch n hidden"]
-    index: Index
-
-
-class AttentionProjector(Pretrained):
+class AttentionProjector(CloudNetwork):
     """A network that carries features from a cloud onto query points by learned attention.
 
     A first MLP computes a key and a value for each reference point. A second MLP computes a query for each
@@ -87,36 +81,22 @@ class AttentionProjector(Pretrained):
         channels = (1 + pool) * hidden_channels + PLACE_CHANNELS + query_channels
         self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts, blocks)
 
-    def encode(
-        self,
-        reference_points: Float[Tensor, "*batch n 3"],
-        features: Float[Tensor, "*batch n c"] | None = None,
-        *,
-        index: Index | None = None,
-    ) -> AttentionEncoding:
-        """Compute what all queries share: see :meth:`pointproj.Projector.encode`."""
-        if index is None:
-            index = build_index(reference_points, backend=self.backend)
-        hidden = self.reference_mlp(reference_points if features is None else features)
-        return AttentionEncoding(reference_points, *hidden.chunk(2, dim=-1), index)
-
     def decode(
         self,
         query_points: Float[Tensor, "*batch q 3"],
-        encoding: AttentionEncoding,
+        encoding: CloudEncoding,
         *,
         query_features: Float[Tensor, "*batch q c"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
-        reference_points, keys, values, index = encoding
+        reference_points, hidden, _ = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
-        distances, rows = knn(
-            query_points.detach(), reference_points.detach(), self.k, index=index, backend=self.backend
-        )
+        distances, rows = self._nearest(query_points, encoding, self.k)
         neighbors = Neighbors(rows, distances)
         rows = rows.clamp(min=0)  # queries that are not finite have rows -1; any row will do for them
         places = self._places(query_points, reference_points, distances, rows)
+        keys, values = hidden.chunk(2, dim=-1)
         queries = self.query(query_points if query_features is None else query_features)
         settings = {"heads": self.heads, "bias": self.bias(places), "backend": self.backend}
         attended = attend(queries, keys.to(queries.dtype), values.to(queries.dtype), neighbors, **settings)
@@ -126,19 +106,6 @@ class AttentionProjector(Pretrained):
             return predicted
         away = take_rows(reference_points, rows[..., 0]) - query_points
         return as_predicted(predicted, safe_sqrt(away.square().sum(-1, keepdim=True)), self.predicts)
-
-    def forward(
-        self,
-        query_points: Float[Tensor, "*batch q 3"],
-        reference_points: Float[Tensor, "*batch n 3"],
-        *,
-        features: Float[Tensor, "*batch n c"] | None = None,
-        query_features: Float[Tensor, "*batch q c"] | None = None,
-        index: Index | None = None,
-    ) -> Float[Tensor, "*batch q out"]:
-        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        encoding = self.encode(reference_points, features, index=index)
-        return self.decode(query_points, encoding, query_features=query_features)
 
     def _places(
         self, query_points: Tensor, reference_points: Tensor, distances: Tensor, rows: Tensor

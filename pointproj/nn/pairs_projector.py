@@ -1,16 +1,19 @@
 """The pairs network: edge networks from a cloud onto query points, at two scales."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from pointproj.nn.edge_mlp import EdgeMLP
-from pointproj.nn.pretrained import Pretrained
-from pointproj.nn.projector import as_predicted, first_mlp, known_of_queries, last_mlp
+from pointproj.nn.projector import (
+    CloudEncoding,
+    CloudNetwork,
+    as_predicted,
+    first_mlp,
+    known_of_queries,
+    last_mlp,
+)
 from pointproj.nn.rows import take_rows
-from pointproj.ops.functional import Index, build_index, knn
 from pointproj.ops.neighbor_lists import Neighbors
 from pointproj.ops.specification.reference import safe_sqrt
 
@@ -18,15 +21,7 @@ PLACE_CHANNELS = 4  # displacement (3), distance
 SCALES = 2
 
 
-class PairsEncoding(NamedTuple):
-    """Result of :meth:`PairsProjector.encode`; any number of queries can be decoded from it."""
-
-    reference_points: Float[Tensor, "*batch n 3"]
-    features: Float[Tensor, "*batch n hidden"]
-    index: Index
-
-
-class PairsProjector(Pretrained):
+class PairsProjector(CloudNetwork):
     """A network that carries features from a cloud onto query points by an MLP on every pair.
 
     A first MLP runs on the reference points. For each query point, a second runs on the pairs with its ``k``
@@ -87,34 +82,19 @@ class PairsProjector(Pretrained):
         channels = (SCALES + pool) * hidden_channels + PLACE_CHANNELS + query_channels
         self.query_mlp = last_mlp(channels, hidden_channels, out_channels, predicts, blocks)
 
-    def encode(
-        self,
-        reference_points: Float[Tensor, "*batch n 3"],
-        features: Float[Tensor, "*batch n c"] | None = None,
-        *,
-        index: Index | None = None,
-    ) -> PairsEncoding:
-        """Compute what all queries share: see :meth:`pointproj.Projector.encode`."""
-        if index is None:
-            index = build_index(reference_points, backend=self.backend)
-        hidden = self.reference_mlp(reference_points if features is None else features)
-        return PairsEncoding(reference_points, hidden, index)
-
     def decode(
         self,
         query_points: Float[Tensor, "*batch q 3"],
-        encoding: PairsEncoding,
+        encoding: CloudEncoding,
         *,
         query_features: Float[Tensor, "*batch q c"] | None = None,
     ) -> Float[Tensor, "*batch q out"]:
         """Evaluate the network at query points: see :meth:`pointproj.Projector.decode`."""
-        reference_points, features, index = encoding
+        reference_points, features, _ = encoding
         if query_points.dim() < reference_points.dim():
             query_points = query_points.expand(reference_points.shape[0], -1, -1)
         count = min(self.k * self.wide, reference_points.shape[-2])
-        distances, rows = knn(
-            query_points.detach(), reference_points.detach(), count, index=index, backend=self.backend
-        )
+        distances, rows = self._nearest(query_points, encoding, count)
         lists = (slice(0, self.k), slice(None, None, self.wide))
         points = query_points, reference_points
         carried = [
@@ -132,19 +112,6 @@ class PairsProjector(Pretrained):
         known = known_of_queries(query_points, query_features, features if self.pool else None)
         predicted = self.query_mlp(torch.cat([*carried, away, distance, *known], dim=-1))
         return predicted if self.predicts == "value" else as_predicted(predicted, distance, self.predicts)
-
-    def forward(
-        self,
-        query_points: Float[Tensor, "*batch q 3"],
-        reference_points: Float[Tensor, "*batch n 3"],
-        *,
-        features: Float[Tensor, "*batch n c"] | None = None,
-        query_features: Float[Tensor, "*batch q c"] | None = None,
-        index: Index | None = None,
-    ) -> Float[Tensor, "*batch q out"]:
-        """Encode the cloud and decode the query points: see :meth:`encode` and :meth:`decode`."""
-        encoding = self.encode(reference_points, features, index=index)
-        return self.decode(query_points, encoding, query_features=query_features)
 
     def extra_repr(self) -> str:
         """The network's arguments, for ``print(model)``."""

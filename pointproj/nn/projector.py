@@ -21,14 +21,69 @@ PREDICTED_CHANNELS = {"value": 1, "distance": 1, "signed_distance": 2}
 
 
 class CloudEncoding(NamedTuple):
-    """Result of :meth:`Projector.encode`; any number of queries can be decoded from it."""
+    """Result of :meth:`CloudNetwork.encode`; any number of queries can be decoded from it."""
 
     reference_points: Float[Tensor, "*batch n 3"]
     features: Float[Tensor, "*batch n hidden"]  # of the first MLP
     index: Index | None  # None: each operator builds its own
 
 
-class Projector(Pretrained):
+class CloudNetwork(Pretrained):
+    """A network with ``reference_mlp`` on the reference points; ``decode`` carries its result to queries."""
+
+    def encode(
+        self,
+        reference_points: Float[Tensor, "*batch n 3"],
+        features: Float[Tensor, "*batch n c"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> CloudEncoding:
+        """Compute what all queries share: the features from the first MLP, and the search structure.
+
+        Parameters
+        ----------
+        reference_points : (N, 3) or (B, N, 3) float tensor
+            The cloud, or a batch of clouds.
+        features : (N, C) or (B, N, C) float tensor, optional
+            Input of the first MLP; by default the reference points themselves.
+        index : Index, optional
+            Result of :func:`pointproj.build_index` for these reference points; by default it is built here.
+
+        Returns
+        -------
+        CloudEncoding
+            Argument of :meth:`decode`.
+        """
+        if index is None:
+            index = self._build_index(reference_points)
+        return CloudEncoding(reference_points, self._hidden(reference_points, features), index)
+
+    def forward(
+        self,
+        query_points: Float[Tensor, "*batch q 3"],
+        reference_points: Float[Tensor, "*batch n 3"],
+        *,
+        features: Float[Tensor, "*batch n c"] | None = None,
+        query_features: Float[Tensor, "*batch q c"] | None = None,
+        index: Index | None = None,
+    ) -> Float[Tensor, "*batch q out"]:
+        """Encode the cloud and decode the query points: see :meth:`encode` and ``decode``."""
+        encoding = self.encode(reference_points, features, index=index)
+        return self.decode(query_points, encoding, query_features=query_features)
+
+    def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
+        return self.reference_mlp(reference_points if features is None else features)
+
+    def _build_index(self, reference_points: Tensor) -> Index:
+        return build_index(reference_points, backend=self.backend)
+
+    def _nearest(self, query_points: Tensor, encoding: CloudEncoding, k: int) -> tuple[Tensor, Tensor]:
+        """Return distances and rows of the nearest reference points, without gradients."""
+        points = query_points.detach(), encoding.reference_points.detach()
+        return knn(*points, k, index=encoding.index, backend=self.backend)
+
+
+class Projector(CloudNetwork):
     """A network that aggregates learned features of a point cloud onto query points.
 
     A first MLP computes features of the reference points. They are aggregated onto each query point with the
@@ -131,33 +186,6 @@ class Projector(Pretrained):
         if predicts != "value" and not context:
             raise ValueError(f"predicts={predicts!r} begins with the soft distance, which needs context=True")
 
-    def encode(
-        self,
-        reference_points: Float[Tensor, "*batch n 3"],
-        features: Float[Tensor, "*batch n c"] | None = None,
-        *,
-        index: Index | None = None,
-    ) -> CloudEncoding:
-        """Compute what all queries share: the features from the first MLP, and the search structure.
-
-        Parameters
-        ----------
-        reference_points : (N, 3) or (B, N, 3) float tensor
-            The cloud, or a batch of clouds.
-        features : (N, C) or (B, N, C) float tensor, optional
-            Input of the first MLP; by default the reference points themselves.
-        index : Index, optional
-            Result of :func:`pointproj.build_index` for these reference points; by default it is built here.
-
-        Returns
-        -------
-        CloudEncoding
-            Argument of :meth:`decode`.
-        """
-        if index is None:
-            index = self._build_index(reference_points)
-        return CloudEncoding(reference_points, self._hidden(reference_points, features), index)
-
     def decode(
         self,
         query_points: Float[Tensor, "*batch q 3"],
@@ -222,9 +250,6 @@ class Projector(Pretrained):
         encoding = CloudEncoding(reference_points, self._hidden(reference_points, features), index)
         known = {"query_features": query_features, "neighbor_indices": neighbor_indices}
         return self.decode(query_points, encoding, **known)
-
-    def _hidden(self, reference_points: Tensor, features: Tensor | None) -> Tensor:
-        return self.reference_mlp(reference_points if features is None else features)
 
     def _build_index(self, reference_points: Tensor) -> Index:
         radius = max(self.scales) if self.kind == "radius" else None
