@@ -103,10 +103,7 @@ def aggregate(
         values = pairs.gathered(values)
         aggregated = pairs.largest(values if weights is None else values * weights)
     else:
-        aggregated = pairs.weighted(values, weights)
-        if reduce == "mean":
-            total = pairs.summed(weights)
-            aggregated = torch.where(total != 0, aggregated / torch.where(total != 0, total, 1.0), 0.0)
+        aggregated = pairs.weighted(values, pairs.normalized(weights) if reduce == "mean" else weights)
     if isinstance(neighbors, Neighbors):
         shape = neighbors.indices.shape[:-1]
     else:
@@ -122,5 +119,5 @@ def _support(neighbors: Neighbors | NeighborList, pairs: ListedPairs, kernel: st
             "radius_neighbors, or give Neighbors(..., radius=)"
         )
     if isinstance(neighbors.radius, Tensor):
-        return pairs.of_pairs(neighbors.radius.reshape(-1))
+        return pairs.of_pairs(neighbors.radius.reshape(-1, 1))
     return neighbors.radius

@@ -67,9 +67,10 @@ class Expected:
             if self.call.reduce == "max":  # of the features themselves, whatever the points are
                 narrow.append(torch.float32)
             weighted = "reference_weights" in self.call.leaves
-            size = (WEIGHTED_ROUNDINGS if weighted else ROUNDINGS) * max(torch.finfo(d).eps for d in narrow)
+            limits = max((torch.finfo(d) for d in narrow), key=lambda of: of.eps)
+            size = (WEIGHTED_ROUNDINGS if weighted else ROUNDINGS) * limits.eps
             for seed in range(NOISY):
-                formula = Formula(self.call, self.pairs, (seed, size))
+                formula = Formula(self.call, self.pairs, (seed, size, limits.smallest_normal * limits.eps))
                 self.noisy.append(self.derived(formula, double=True))
         return self.noisy
 

@@ -102,10 +102,12 @@ def minimum_image(delta: Tensor, box: tuple[float, ...]) -> Tensor:
 class Formula:
     """A call's values from its leaves, in their dtypes; with noise, after errors of rounding in each step.
 
-    ``noise`` is the seed of the errors and their size.
+    ``noise`` is the seed of the errors, their size, and the least positive number that weights have.
     """
 
-    def __init__(self, call: Call, pairs: ExpectedPairs, noise: tuple[int, float] | None = None) -> None:
+    def __init__(
+        self, call: Call, pairs: ExpectedPairs, noise: tuple[int, float, float] | None = None
+    ) -> None:
         self.call, self.pairs = call, pairs
         self.noise = noise
         self.generator = torch.Generator().manual_seed(noise[0]) if noise else None
@@ -113,10 +115,12 @@ class Formula:
     def rounded(self, values: Tensor) -> Tensor:
         if self.noise is None:
             return values
-        # Of each number, or as many have the same one if they are the same: those add up.
+        return values * (1 + self.noise[1] * self.errors(values))
+
+    def errors(self, values: Tensor) -> Tensor:
+        """From -1 to 1: one of each number, or one for all, since those of equal numbers add up."""
         shape = values.shape if self.noise[0] % 2 == 0 else ()
-        errors = torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
-        return values * (1 + self.noise[1] * errors)
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64) * 2 - 1
 
     def __call__(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
         """The differentiable outputs by name: distances and displacements, or what is aggregated."""
@@ -176,6 +180,8 @@ class Formula:
         if self.noise is not None:
             size = torch.where(own == 0, 1.0, own.abs())
             own = own * size ** (self.rounded(torch.ones_like(logits)) - 1)
+            kernel = logits.detach().exp()  # near the least number, that is the unit of its rounding
+            own = own * (1 + self.noise[2] * self.errors(kernel) / kernel.clamp(min=self.noise[2]))
         return self.rounded(logits).exp() * own
 
     def log_kernel(self, distances: Tensor, sigma: float | Tensor) -> Tensor:

@@ -286,9 +286,19 @@ def kernel_weights(
 def normalized(
     weights: Float[Tensor, "*rows k"], counts: Bool[Tensor, "*rows k"]
 ) -> Float[Tensor, "*rows k"]:
-    """Weights divided by the sum of those in their row that count, 0 where that is 0."""
+    """Weights divided by the sum of those in their row that count, 0 where that is 0.
+
+    The gradient of a mean by a logit is w (c - C), where C is the mean of all c. If one neighbour has nearly
+    all the weight, the rounding error of its own is multiplied by the slope of the kernel, and by its square
+    in second derivatives. Therefore the mean of what is left is subtracted as well.
+    """
     total = torch.where(counts, weights, 0.0).sum(-1, keepdim=True)
-    return torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
+    made = torch.where(total != 0, weights / torch.where(total != 0, total, 1.0), 0.0)
+    if not made.requires_grad:
+        return made
+    counted = torch.where(counts, made, 0.0)
+    one = counted.sum(-1, keepdim=True)
+    return made + counted.detach() * (one.detach() - one)
 
 
 def masked_features(

@@ -36,10 +36,8 @@ class ListedPairs:
             self.query = distinct_rows(query, self.exists[:, 0], self.queries)
 
     def of_pairs(self, numbers: Tensor) -> Tensor:
-        """Numbers (Q,) of each pair's query: (..., 1)."""
-        if self.row_splits is None:
-            return numbers.view(-1, 1, 1)
-        return rows_of(numbers[:, None], self.query)
+        """Numbers (Q, C) of each pair's query: (..., C)."""
+        return numbers[:, None] if self.row_splits is None else rows_of(numbers, self.query)
 
     def summed(self, terms: Tensor) -> Tensor:
         """Sums over each query's pairs: (Q, C)."""
@@ -65,6 +63,15 @@ class ListedPairs:
         into = terms.new_full((max(1, self.queries), terms.shape[1]), none)
         return into.scatter_reduce(0, self.query[:, None].expand_as(terms), terms, reduce)[: self.queries]
 
+    def normalized(self, weights: Tensor) -> Tensor:
+        """Weights (..., C) with the sum 1 of each query's pairs, 0 where the sum is 0."""
+        total = self.summed(weights)
+        divided = weights / self.of_pairs(torch.where(total != 0, total, torch.inf))
+        if not divided.requires_grad:
+            return divided
+        one = self.summed(divided)  # as reference.normalized has it
+        return divided + divided.detach() * self.of_pairs(one.detach() - one)
+
     def gathered(self, values: Tensor) -> Tensor:
         """Values (N, C) of each pair's reference point, 0 without one: (..., C)."""
         padded = torch.nn.functional.pad(values, (0, 0, 0, SPARE))  # rows of zeros behind the others
@@ -83,7 +90,7 @@ class ListedPairs:
             counts = self.exists if own is None else self.exists & (own != 0)
             known = torch.where(counts, distances.detach(), torch.inf)
             # inf, of queries without neighbours, cannot be subtracted
-            nearest = self.of_pairs(self.extreme("amin", known).nan_to_num(nan=0.0, posinf=0.0)[:, 0])
+            nearest = self.of_pairs(self.extreme("amin", known).nan_to_num(nan=0.0, posinf=0.0))
         return kernel_weights(distances, self.exists, nearest, sigma, weighting)
 
     def weighted(self, values: Tensor, weights: Tensor) -> Tensor:
