@@ -42,11 +42,10 @@ def sample_files(data: DataConfig) -> list[MeshFile]:
     ]
     stems = Counter(path.with_suffix("") for path in paths)  # a PLY file beside another is its geometry
     paths = [path for path in paths if path.suffix.lower() != ".ply" or stems[path.with_suffix("")] == 1]
-    if twice := next(
-        (path for path, n in Counter(path.with_suffix("") for path in paths).items() if n > 1), 0
-    ):
-        both = " and ".join(str(path) for path in paths if path.with_suffix("") == twice)
-        raise DataError(f"one sample in two files, {both}: keep one of them, or rename it")
+    first = {path.with_suffix(""): path for path in reversed(paths)}
+    if twice := next((path for path in paths if first[path.with_suffix("")] != path), None):
+        one = first[twice.with_suffix("")]
+        raise DataError(f"{one} and {twice.name} are one sample: keep one of them, or rename it")
     if not paths:
         raise DataError(f"no samples in {root}: write data.root=FOLDER, a folder of {', '.join(SUFFIXES)}")
     if reason := missing_package(paths):
