@@ -107,6 +107,8 @@ def _field_problems(config: Config) -> Iterator[str]:
             yield f"data={data.name} has no fields: write data=flow or data=fields, or another target"
     if data.name == "fields" and not data.fields:
         yield "data=fields: write data.fields=[NAME,...], the names of the fields in the files"
+    if len({*(data.fields or [])}) < len(data.fields or []):
+        yield f"data.fields={data.fields} names a field twice: write each once"
     if not data.has_fields:
         return
     network = config.projector.name

@@ -99,7 +99,7 @@ def _cloud(trained: TrainedModel, source: Path) -> Cloud:
 
 
 def _outputs(given: argparse.Namespace, where: str) -> dict[Path, Path]:
-    """Return the file to write for each input file."""
+    """Return the file to write for each input file, none of which is an input file itself."""
     kinds = (".vti",) if where == "grid" else SUFFIXES
     out: Path = given.out
     if out.suffix and not out.is_dir():
@@ -107,18 +107,22 @@ def _outputs(given: argparse.Namespace, where: str) -> dict[Path, Path]:
             raise DataError(f"--out {out}: expected a folder, or a file of {', '.join(kinds)}")
         if len(given.files) > 1:
             raise DataError(f"--out {out} is one file for {len(given.files)} files: name a folder")
+        if (given.files[0].suffix.lower(), out.suffix.lower()) == (".vtu", ".vtp"):
+            raise DataError(f"--out {out}: a VTU file may hold a volume, so write {out.with_suffix('.vtu')}")
         require_writable(out.parent)
-        return {given.files[0]: out}
-    require_writable(out)
-    own = {
-        path: path.suffix.lower() if path.suffix.lower() in VTK_SUFFIXES else ".vtp" for path in given.files
-    }
-    stems = [path.stem for path in given.files]
-    return {
-        path: out / f"{path.name if stems.count(path.stem) > 1 else path.stem}-values"
-        f"{'.vti' if where == 'grid' else suffix}"
-        for path, suffix in own.items()
-    }
+        outputs = {given.files[0]: out}
+    else:
+        require_writable(out)
+        stems = [path.stem for path in given.files]
+        outputs = {}
+        for path in given.files:
+            own = path.suffix.lower() if path.suffix.lower() in VTK_SUFFIXES else ".vtp"
+            name = path.name if stems.count(path.stem) > 1 else path.stem
+            outputs[path] = out / f"{name}-values{'.vti' if where == 'grid' else own}"
+    inputs = {path.resolve() for path in given.files}
+    if taken := next((path for path in outputs.values() if path.resolve() in inputs), None):
+        raise DataError(f"--out {given.out}: {taken} is an input file, which stays as it is: name another")
+    return outputs
 
 
 def _table_row(source: Path) -> dict[str, float]:

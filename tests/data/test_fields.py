@@ -96,6 +96,22 @@ def test_folders_are_splits(tmp_path):
     assert [data.train[0]["name"], data.validation[0]["name"]] == ["train_1", "validation_1"]
 
 
+def test_samples_of_one_name_in_several_folders(tmp_path):
+    for number in range(4):
+        _write(tmp_path / f"data{number}", names=["body"], table=False, body={"angle": np.array(number)})
+    (tmp_path / "parameters.csv").write_text(
+        " sample , angle\n" + "".join(f"data{number}/body , {number}\n" for number in range(4))
+    )
+    data = prepare_fields(_config(tmp_path))
+    samples = [each for split in (data.train, data.validation, data.test) for each in split.samples]
+    assert {each.name: each.facts["parameters"]["angle"] for each in samples} == {
+        f"data{number}_body": number for number in range(4)
+    }
+    (tmp_path / "parameters.csv").write_text("sample,angle\nbody,1\n")
+    with pytest.raises(DataError, match="has a row body, and 4 samples have that name"):
+        prepare_fields(_config(tmp_path))
+
+
 def test_scans_and_the_meshes_beside_arrays(tmp_path):
     """A scan is a sample; a PLY file is one unless it is the geometry of the file beside it."""
     (tmp_path / "data").mkdir()
@@ -158,8 +174,12 @@ def test_refusals_say_what_there_is(tmp_path):
         prepare_fields(_config(tmp_path / "data", fields="heat"))
     with pytest.raises(DataError, match=r"write data\.points=50"):
         prepare_fields(_config(tmp_path / "data", "data.points=60"))
-    (tmp_path / "data/parameters.csv").write_text("sample,speed\nsample_0,fast\n")
-    with pytest.raises(DataError, match=r"parameters\.csv, row 2"):
+    for rows in ("sample_0,fast", "sample_0,nan", "sample_0,1,2", "sample_1,1\nsample_1,2"):
+        (tmp_path / "data/parameters.csv").write_text(f"sample,speed\n{rows}\n")
+        with pytest.raises(DataError, match=r"parameters\.csv, row [23]"):
+            prepare_fields(_config(tmp_path / "data"))
+    (tmp_path / "data/sample_0.csv").write_text("x,y,z,pressure,velocity\n0,0,0,0,0\n")
+    with pytest.raises(DataError, match=r"sample_0\.csv and sample_0\.npz are one sample"):
         prepare_fields(_config(tmp_path / "data"))
     with pytest.raises(DataError, match="no samples in"):
         prepare_fields(_config(tmp_path / "elsewhere"))

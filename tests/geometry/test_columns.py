@@ -29,6 +29,11 @@ WITH_NORMALS = {
         separator=",",
         first=",".join(f'"{n}:{i}"' for n in ("Points", "Normals") for i in range(3)),
     ),
+    "units in quoted names": text(
+        PLACES, BALL, separator=",", first='"X (m)","Y (m)","Z (m)","NX ","NY","NZ"'
+    ),
+    "quoted numbers": "x,y,z,nx,ny,nz\n"
+    + "".join(",".join(f'"{x:.6f}"' for x in row) + "\n" for row in np.hstack([PLACES, BALL])),
     "names in a comment": text(COLOURS, PLACES, BALL, first="# r g b x y z normal_x normal_y normal_z"),
     "no names": text(PLACES, BALL),
     "colours before normals": text(PLACES, COLOURS, BALL),
@@ -70,6 +75,10 @@ UNCLEAR = {
     "degrees": (
         text(BALL, separator=",", first="lon,lat,h"),
         "has the columns lon, lat, h: expected x, y, z",
+    ),
+    "more names in a comment than columns": (
+        text(INDEX, BALL, first="# id x y z label"),
+        "5 names in a comment, 'id, x, y, z, label', and 4 columns",
     ),
     "x twice": (text(BALL, INDEX, separator=",", first="x,y,z,X"), "once each"),
     "half a normal": (text(BALL, INDEX, first="x y z nx"), "columns nx, ny, nz once each"),

@@ -95,6 +95,42 @@ def test_other_formats_read_as_the_plain_file(tmp_path, name):
     np.testing.assert_array_equal(np.take_along_axis(mesh.faces, (first + np.arange(3)) % 3, axis=1), TWICE)
 
 
+L_SHAPE = ((0, 0), (2, 0), (2, 1), (1, 1), (1, 2), (0, 2))
+ARROW = ((0, 0), (3, 3), (0, 1), (-3, 3))
+SPIRAL = ((0, 0), (5, 0), (5, 5), (0, 5), (0, 2), (3, 2), (3, 3), (1, 3), (1, 4), (4, 4), (4, 1), (0, 1))
+BRIDGED = ((0, 0), (4, 0), (4, 4), (0, 4), (0, 0), (1, 1), (1, 3), (3, 3), (3, 1), (1, 1))  # with a hole
+CONCAVE = [(L_SHAPE, 3), (ARROW, 3), (SPIRAL, 17), (BRIDGED, 12)]
+
+
+@pytest.mark.parametrize("suffix", ["off", "obj", "ply"])
+@pytest.mark.parametrize(("polygon", "area"), CONCAVE)
+def test_concave_polygons_keep_their_area(tmp_path, suffix, polygon, area):
+    """A fan would fold; whichever corner comes first, and in any plane."""
+    count = len(polygon)
+    turn = np.linalg.qr(np.random.default_rng(count).normal(size=(3, 3)))[0]
+    for first in range(count):
+        for order in (1, -1):
+            corners = np.roll(polygon, first, axis=0)[::order]
+            rows = [" ".join(map(repr, row)) for row in (np.pad(corners, ((0, 0), (0, 1))) @ turn).tolist()]
+            numbers = " ".join(map(str, range(suffix == "obj", count + (suffix == "obj"))))
+            text = {
+                "off": f"OFF\n{count} 1 0\n" + "\n".join(rows) + f"\n{count} {numbers}\n",
+                "obj": "".join(f"v {row}\n" for row in rows) + f"f {numbers}\n",
+                "ply": PLY_HEAD.format("ascii 1.0").replace("vertex 4", f"vertex {count}")
+                + PLY_FACES.format(1)
+                + "\n".join(rows)
+                + f"\n{count} {numbers}\n",
+            }[suffix]
+            (tmp_path / f"a.{suffix}").write_text(text)
+            mesh = read_mesh(tmp_path / f"a.{suffix}")
+            a, b, c = np.moveaxis(mesh.vertices[mesh.faces], 1, 0)
+            normals = np.cross(b - a, c - a) / 2
+            assert len(normals) == count - 2
+            assert np.linalg.norm(normals, axis=1).sum() == pytest.approx(area)
+            expected = order * area * np.cross(turn[0], turn[1])
+            np.testing.assert_allclose(normals.sum(axis=0), expected, atol=1e-9)
+
+
 STL_FILES = {
     "text.stl": (TEXT_STL + "endsolid a\n").encode(),
     "two solids.STL": (TEXT_STL.replace("endfacet\nfacet", "endfacet\nendsolid a\nsolid b\nfacet")).encode()
@@ -175,6 +211,7 @@ REFUSED = {
         "has the element triangle, which may be surface",
     ),
     "free-form.obj": (OBJ + "surf 0 1 0 1 1 2 3 4\n", r"has free-form surfaces (surf)"),
+    "weights.obj": (OBJ.replace("v 4 3 0", "v 4 3 0 2"), "a fourth coordinate that is not 1: 'v 4 3 0 2'"),
     "another file.obj": (OBJ + "call more.obj\n", "needs another file or program"),
     "unknown lines.obj": (OBJ + "t 1 2 3\n", "may hold surface: 't 1 2 3'"),
     "no triangle.stl": (bytes(84), "no face with three vertices"),

@@ -83,7 +83,7 @@ def test_arrays_at_points_and_at_faces(tmp_path, suffix):
 def test_csv_beside_stl(tmp_path):
     write_mesh(Mesh(TETRAHEDRON, SIDES, "body"), tmp_path / "body.stl")
     (tmp_path / "body.csv").write_text(
-        '"Points:0","Points:1","Points:2","p","U:0","U:1","U:2"\n1,2,3,0.5,4,5,6\n1,2,4,1.5,7,8,9\n'
+        '"Points:0","Points:1","Points:2","p","U:0","U:1","U:2"\n1,2,3,"0.5",4,5,6\n1,2,4,1.5,7,8,9\n'
     )
     sample = read_sample(tmp_path / "body.csv", ["p", "U"])
     assert sample.points.tolist() == [[1, 2, 3], [1, 2, 4]]
@@ -107,6 +107,91 @@ def test_what_cannot_be_used_is_named(tmp_path, arrays, words):
     with pytest.raises(MeshError, match=r"bad\.npz") as caught:
         read_sample(tmp_path / "bad.npz", ["pressure"])
     assert words in str(caught.value)
+
+
+STRIP = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [2, 0, 0], [2, 1, 0], [5, 5, 5]], float)
+TWO = pv.ImageData(dimensions=(3, 2, 2))  # two cubes
+
+
+def _marked(data, cells=None, points=None):
+    data = data.copy()
+    data.cell_data["p"], data.point_data["q"] = np.arange(data.n_cells), np.arange(data.n_points)
+    for held, flags in ((data.cell_data, cells), (data.point_data, points)):
+        if flags is not None:
+            held["vtkGhostType"] = np.array(flags, np.uint8)
+    return data
+
+
+PARTS = {  # data, rows of its cells, rows of its points
+    "copied.vtp": (
+        _marked(pv.PolyData(STRIP[:6], faces=[4, 0, 1, 2, 3, 4, 1, 4, 5, 2]), [0, 1]),
+        [0],
+        [0, 1, 2, 3],
+    ),
+    "hidden.vtp": (
+        _marked(pv.PolyData(STRIP[:6], faces=[4, 0, 1, 2, 3, 4, 1, 4, 5, 2]), [32, 0]),
+        [1],
+        [1, 2, 4, 5],
+    ),
+    "copied.vtu": (_marked(TWO.cast_to_unstructured_grid(), [0, 1]), [0], [0, 1, 3, 4, 6, 7, 9, 10]),
+    "hidden.vtk": (_marked(TWO.cast_to_structured_grid(), [32, 0]), [1], [1, 2, 4, 5, 7, 8, 10, 11]),
+    "hidden points.vtk": (_marked(TWO.cast_to_structured_grid(), None, [2] + 11 * [0]), [1], None),
+    "vertices, lines, a face, a strip.vtp": (
+        _marked(
+            pv.PolyData(STRIP, verts=[1, 6], lines=[2, 0, 6], faces=[4, 0, 1, 2, 3], strips=[4, 1, 4, 2, 5])
+        ),
+        [2, 3],
+        [*range(6)],
+    ),
+    "a triangle among others.vtu": (
+        _marked(pv.UnstructuredGrid([3, 0, 1, 2, 1, 6, 2, 3, 6], [5, 1, 3], STRIP)),
+        [0],
+        [0, 1, 2],
+    ),
+    "a point without cells.vtu": (
+        _marked(pv.UnstructuredGrid([4, 0, 1, 3, 6], [10], STRIP)),
+        [0],
+        [0, 1, 3, 6],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_copies_and_hidden_cells_are_no_part(tmp_path, name):
+    """Of a divided data set a file has cells of its neighbours too; VTK marks them, and hidden ones."""
+    data, *expected = PARTS[name]
+    data.save(tmp_path / name)
+    for field, rows in zip("pq", expected, strict=True):
+        if rows is not None:
+            sample = read_sample(tmp_path / name, [field])
+            assert sorted(sample.rows) == rows
+            assert sample.values[field][:, 0].tolist() == sample.rows.tolist()
+
+
+@pytest.mark.parametrize("suffix", [".vtp", ".vtu", ".vtk"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_cut_files_are_refused(tmp_path, suffix, binary, capfd):
+    """VTK fills what is missing with zeros, and says so nowhere or in many lines."""
+    data = _marked(pv.Icosphere(nsub=2))
+    data = data.cast_to_unstructured_grid() if suffix == ".vtu" else data
+    data.save(tmp_path / f"whole{suffix}", binary=binary)
+    content = (tmp_path / f"whole{suffix}").read_bytes()
+    assert len(read_sample(tmp_path / f"whole{suffix}", ["q"]).points) == 162
+    capfd.readouterr()
+    for share in (0.6, 0.95):
+        (tmp_path / f"cut{suffix}").write_bytes(content[: int(share * len(content))])
+        with pytest.raises(MeshError, match=f"no complete {suffix[1:].upper()} file"):
+            read_sample(tmp_path / f"cut{suffix}", ["q"])
+    assert not "".join(capfd.readouterr())
+
+
+def test_what_stands_beside_arrays(tmp_path):
+    write_mesh(Mesh(TETRAHEDRON, SIDES, "body"), tmp_path / "body.v1.STL")
+    np.savez(tmp_path / "body.v1.npz", points=TETRAHEDRON, p=np.arange(4.0))
+    assert len(read_sample(tmp_path / "body.v1.npz", ["p"]).geometry.faces) == 4
+    write_mesh(Mesh(TETRAHEDRON, SIDES, "body"), tmp_path / "body.v1.obj")
+    with pytest.raises(MeshError, match=r"has body\.v1\.obj and body\.v1\.STL beside it"):
+        read_sample(tmp_path / "body.v1.npz", ["p"])
 
 
 def test_a_surface_without_cells_is_named(tmp_path):

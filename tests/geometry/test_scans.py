@@ -103,6 +103,50 @@ def test_pcd_files_with_odd_blanks(tmp_path):
     np.testing.assert_allclose(read_places(tmp_path / "a.pcd")[0], PLACES, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("suffix", [".pcd", ".ply"])
+def test_digits_of_text_are_kept_whatever_type_is_declared(tmp_path, suffix):
+    rows = "".join(f"{x:.3f} {y:.3f} {z:.3f}\n" for x, y, z in PLACES)
+    head = "# .PCD\nVERSION 0.7\n# DATA binary\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 1\n"
+    head += "WIDTH 60\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\nPOINTS 60\nDATA ascii\n"
+    if suffix == ".ply":
+        head = "ply\nformat ascii 1.0\nelement vertex 60\n"
+        head += "".join(f"property float {axis}\n" for axis in "xyz") + "end_header\n"
+    (tmp_path / f"a{suffix}").write_text(head + rows)
+    np.testing.assert_array_equal(read_sample(tmp_path / f"a{suffix}", []).points, PLACES)
+
+
+def test_values_of_several_numbers_are_refused(tmp_path):
+    import laspy
+
+    data = laspy.LasData(laspy.LasHeader(version="1.4", point_format=6))
+    data.add_extra_dim(laspy.ExtraBytesParams(name="speed", type="3f8"))
+    data.write(str(tmp_path / "a.las"))
+    with pytest.raises(MeshError, match="has 3 numbers a point in speed"):
+        read_sample(tmp_path / "a.las", ["speed"])
+
+
+def test_e57_poses_in_another_order_are_refused(tmp_path, monkeypatch):
+    """Numbers of a pose have names; the library takes them as they stand."""
+    from pye57 import libe57
+
+    class Backwards(libe57.StructureNode):
+        """A structure that gets its children w, x, y, z as x, y, z, w."""
+
+        def set(self, name, node):
+            if name == "w":
+                self.first = node
+                return
+            super().set(name, node)
+            if name == "z" and hasattr(self, "first"):
+                super().set("w", self.first)
+
+    monkeypatch.setattr(libe57, "StructureNode", Backwards)
+    e57(tmp_path / "a.e57", (BALL, {"translation": CENTRE}))
+    monkeypatch.undo()
+    with pytest.raises(MeshError, match="has a rotation in the order xyzw: write it as wxyz"):
+        read_cloud(tmp_path / "a.e57", 60)
+
+
 def test_e57_scans_are_placed_by_their_poses(tmp_path):
     quarter = {"rotation": np.array([0.5**0.5, 0, 0, 0.5**0.5]), "translation": CENTRE}  # of a turn about z
     e57(tmp_path / "a.e57", (2 * BALL[:30], quarter), (2 * BALL[30:], {"translation": CENTRE}))

@@ -93,6 +93,18 @@ PARTS = {
     "an unused object": (packed(model(solid(1) + solid(2, 2), '"1"')), (4, 1, [1, 1, 1])),
 }
 
+CURA = '<metadatagroup><metadata name="cura:infill_mesh">{}</metadata></metadatagroup>'
+PARTS |= {
+    "a setting of Cura that is off": (
+        packed(model(solid(1).replace("<mesh>", CURA.format("False") + "<mesh>"), '"1"')),
+        (4, 1, [1, 1, 1]),
+    ),
+    "a path with dots": (
+        packed(model("", '"1" p:path="/3D/../3D/other.model"'), **{"3D/other.model": model(solid(1))}),
+        (4, 1, [1, 1, 1]),
+    ),
+}
+
 UNCLEAR = {
     "an object that is not there": (
         packed(model(solid(1), '"2"')),
@@ -115,6 +127,17 @@ UNCLEAR = {
     "an extension": (
         packed(model(solid(1), '"1"', head='xmlns:v="urn:volumes" requiredextensions="v"')),
         "needs the extension 'urn:volumes'",
+    ),
+    "a setting of Cura": (
+        packed(model(solid(1).replace("<mesh>", CURA.format("True") + "<mesh>"), '"1"')),
+        "object 1, a infill_mesh, which is no part",
+    ),
+    "a modifier of a slicer": (
+        packed(
+            model(solid(1), '"1"'),
+            **{"Metadata/a.config": "<metadata value='1' type='volume' key='modifier'/>"},
+        ),
+        "has parts that are no solid",
     ),
     "other units": (
         packed(model(solid(1), f'"1" {OTHER}'), **{"3D/other.model": model(solid(1), head='unit="inch"')}),
@@ -263,6 +286,11 @@ SCENES = {
 }
 
 UNCLEAR_SCENES = {
+    "an extension of an accessor": (
+        Glb(extensions={"ACME_pack": {}}).content({"mesh": 0}),
+        "needs ACME_pack",
+    ),
+    "indices with fractions": (Glb(faces=FACES.astype("f4")).content({"mesh": 0}), "no whole numbers"),
     "an extension of a node": (plain({"extensions": {"ACME_bend": {}}}), "needs ACME_bend"),
     "an extension of the file": (plain({}, extensions={"CESIUM_RTC": {}}), "needs CESIUM_RTC"),
     "a hidden node": (plain({"extensions": {"KHR_node_visibility": {"visible": False}}}), "hides node 0"),

@@ -76,6 +76,11 @@ def test_what_is_missing_is_named(run, tmp_path):
     stream = ["--parameters", "stream_x=1", "stream_y=0", "stream_z=0"]
     with pytest.raises(DataError, match="trained with normals"):
         main([str(run), str(tmp_path / "cloud.npz"), "--out", str(tmp_path), *stream])
+    np.savez(tmp_path / "result.npz", points=np.eye(3))
+    with pytest.raises(DataError, match=r"result\.npz is an input file, which stays"):
+        main([str(run), str(tmp_path / "result.npz"), "--out", str(tmp_path / "result.npz")])
+    with pytest.raises(DataError, match=r"a VTU file may hold a volume, so write .*result\.vtu"):
+        main([str(run), str(tmp_path / "a.vtu"), "--out", str(tmp_path / "result.vtp")])
     with pytest.raises(DataError, match="values on surfaces: leave --points grid out"):
         main([str(run), str(tmp_path / "cloud.npz"), "--points", "grid"])
 

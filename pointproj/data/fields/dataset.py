@@ -127,7 +127,7 @@ def prepare_fields(config: Config, processes: Processes = SINGLE_PROCESS) -> Pre
     with processes.first_process_first():
         files = sample_files(data)
         root = Path(data.root or "data/flow")
-        table = read_parameters(root)
+        table = read_parameters(root, files)
         ready: list[tuple[MeshFile, PreparedSample]] = []
         reasons: dict[MeshFile, str] = {}
         for file, prepared in prepare_samples(files, fields, root, table, Path(data.cache)):

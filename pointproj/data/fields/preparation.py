@@ -11,8 +11,9 @@ import os
 import shutil
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def prepare_samples(
     """
     require_writable(cache_folder)
     began, taken = time.monotonic(), 0
+    names = Counter(file.name for file in files)
     with progress("preparing samples", len(files), unit="samples") as advance:
         for file in files:
             try:
-                yield file, _prepared(file, fields, root, table, cache_folder)
+                sample = _prepared(file, fields, root, table, cache_folder)
+                folders = file.path.relative_to(root).with_suffix("").parts
+                yield file, replace(sample, name="_".join(folders) if names[file.name] > 1 else file.name)
             except MeshError as error:
                 yield file, error.reason
             taken += file.path.stat().st_size

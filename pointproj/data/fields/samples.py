@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pointproj.config import DataConfig
 from pointproj.data.errors import DataError
 from pointproj.data.fields.flow import BODIES, write_flow
@@ -40,6 +42,10 @@ def sample_files(data: DataConfig) -> list[MeshFile]:
     ]
     stems = Counter(path.with_suffix("") for path in paths)  # a PLY file beside another is its geometry
     paths = [path for path in paths if path.suffix.lower() != ".ply" or stems[path.with_suffix("")] == 1]
+    first = {path.with_suffix(""): path for path in reversed(paths)}
+    if twice := next((path for path in paths if first[path.with_suffix("")] != path), None):
+        one = first[twice.with_suffix("")]
+        raise DataError(f"{one} and {twice.name} are one sample: keep one of them, or rename it")
     if not paths:
         raise DataError(f"no samples in {root}: write data.root=FOLDER, a folder of {', '.join(SUFFIXES)}")
     if reason := missing_package(paths):
@@ -78,24 +84,35 @@ def _split(paths: Sequence[Path], root: Path, data: DataConfig) -> list[MeshFile
     return held_out(files, data.validation, data.split_seed)
 
 
-def read_parameters(root: Path) -> Parameters:
+def read_parameters(root: Path, files: Sequence[MeshFile] = ()) -> Parameters:
     """Read ``parameters.csv``: its first column names the samples, the others are numbers.
 
-    Returns an empty mapping if there is no such file. Raises DataError for a value that is no number.
+    Returns an empty mapping if there is no such file. Raises DataError for a value that is no finite number,
+    for a column or sample that stands twice, and for a stem that several of the files have.
     """
     path = root / TABLE
     if not path.exists():
         return {}
     with path.open(newline="", encoding="utf-8-sig") as file:
-        names, *rows = [row for row in csv.reader(file) if row]
-    table = {}
+        names, *rows = [[word.strip() for word in row] for row in csv.reader(file) if row] or [[]]
+    table: dict[str, dict[str, float]] = {}
     for number, row in enumerate(rows, 2):
         try:
-            table[row[0]] = {name.strip(): float(text) for name, text in zip(names[1:], row[1:], strict=True)}
+            values = {name: float(text) for name, text in zip(names[1:], row[1:], strict=True)}
         except ValueError as error:
             raise DataError(
                 f"{path}, row {number}: expected a sample and {len(names) - 1} numbers; got {row} ({error})"
             ) from error
+        if row[0] in table or len(values) < len(names) - 1 or not np.isfinite([*values.values()]).all():
+            raise DataError(
+                f"{path}, row {number}: expected samples and columns once each, and finite numbers; got {row}"
+            )
+        table[row[0]] = values
+    stems = Counter(file.name for file in files)
+    if shared := next((name for name in table if stems[name] > 1), None):
+        raise DataError(
+            f"{path} has a row {shared}, and {stems[shared]} samples have that name: write FOLDER/{shared}"
+        )
     return table
 
 

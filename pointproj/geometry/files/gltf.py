@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 
 from pointproj.geometry.files.gltf_data import Document, read_glb, write_glb
 from pointproj.geometry.files.origin import float32_origin
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, joined, placed, strip
+from pointproj.geometry.files.polygons import strip
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, joined, placed
 
 LARGEST_SCENE = 1 << 26
 """Most faces, or points, of a scene that repeats its parts."""
@@ -69,9 +70,10 @@ def _content(document: Document) -> Content:
         return Content(*joined(surfaces), notes=(note,) if clouds else ())
     if not clouds:
         return Content(np.concatenate([np.empty((0, 3)), *(each.points for each in shapes)]), other="lines")
+    left = ("lines beside the points are left out",) if len(clouds) < len(shapes) else ()
     normals = [cloud.normals for cloud in clouds if cloud.normals is not None]
     whole = np.concatenate(normals) if len(normals) == len(clouds) else None
-    return Content(np.concatenate([cloud.points for cloud in clouds]), normals=whole)
+    return Content(np.concatenate([cloud.points for cloud in clouds]), normals=whole, notes=left)
 
 
 def _check_extensions(entry: dict[str, Any]) -> None:
@@ -199,6 +201,8 @@ class _Scene:
         indices = np.arange(len(points))
         if "indices" in primitive:
             indices = document.array(primitive["indices"], "SCALAR")[:, 0]
+            if indices.dtype.kind == "f":
+                raise FormatError("has indices that are no whole numbers")
         if mode == _POINTS:
             if len(indices) and not 0 <= indices.min() <= indices.max() < len(points):
                 raise FormatError(f"has a point outside 0 to {len(points) - 1}")

@@ -7,6 +7,7 @@ import base64
 import json
 import struct
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class Document:
     def array(self, index: int, kind: str) -> np.ndarray:
         """Return an accessor's values, one row each; floats in float64, as are normalised whole numbers."""
         accessor = self.entry("accessors", index)
+        _refuse_extensions(accessor)
         if accessor["type"] != kind:
             raise FormatError(f"has {accessor['type']} where {kind} must be, in accessor {index}")
         count, dtype = int(accessor["count"]), _dtype(accessor["componentType"])
@@ -82,8 +84,7 @@ class Document:
     def _view(self, index: int, at: int, count: int, dtype: np.dtype, width: int) -> np.ndarray:
         """Return rows of numbers in a buffer view, or raise FormatError if they are not in it."""
         view = self.entry("bufferViews", index)
-        if "extensions" in view:
-            raise FormatError(f"needs {', '.join(view['extensions'])[:SHOWN]}, which is not understood")
+        _refuse_extensions(view)
         buffer, start, length = self._buffer(view["buffer"]), view.get("byteOffset", 0), view["byteLength"]
         row = dtype.itemsize * width
         step = view.get("byteStride") or row
@@ -102,8 +103,9 @@ class Document:
                 found = self._binary
             elif uri is None:
                 raise FormatError(f"has no bytes for buffer {index}")
-            elif uri.startswith("data:") and ";base64," in uri:
-                found = base64.b64decode(uri.partition(";base64,")[2])
+            elif uri.startswith("data:"):
+                kind, _, text = uri.partition(",")
+                found = base64.b64decode(text) if kind.endswith(";base64") else unquote_to_bytes(text)
             else:
                 raise FormatError(
                     f"names another file, {uri[:80]!r}, which is not opened: write it as one file"
@@ -114,6 +116,11 @@ class Document:
                 )
             self._buffers[index] = found
         return self._buffers[index]
+
+
+def _refuse_extensions(entry: dict[str, Any]) -> None:
+    if entry.get("extensions"):
+        raise FormatError(f"needs {', '.join(entry['extensions'])[:SHOWN]}, which is not understood")
 
 
 def _dtype(code: int) -> np.dtype:

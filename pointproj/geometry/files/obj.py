@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, fans, lines_of, table
+from pointproj.geometry.files.polygons import triangles_of
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, lines_of, table
 
 _POLYGONS = ("f", "fo")  # fo is the older name
 _SURFACES = ("surf", "bsp", "bzp", "cdp")  # free-form surfaces, and their older names
@@ -49,6 +50,8 @@ def parse(content: bytes) -> Content:
     for line in _statements(content):
         kind, *words = line.split() or [""]
         if kind == "v":
+            if len(words) == 4 and words[3].rstrip("0") not in ("1", "1."):
+                raise FormatError(f"has a fourth coordinate that is not 1: {line[:SHOWN]!r}; write x y z")
             vertices.append(words[:3])
         elif kind in _POLYGONS:
             polygons.append(_corners(words, len(vertices), len(polygons)))
@@ -64,11 +67,10 @@ def parse(content: bytes) -> Content:
         raise FormatError("is not an OBJ file: expected lines that begin with v, got none")
     if polygons:
         others.add("f")
-    if max((corner for each in polygons for corner in each), default=0) > len(vertices):
-        raise FormatError(f"has a face that names a vertex outside 0 to {len(vertices) - 1}")
-    faces = fans([corner - 1 for corner in each] for each in polygons)
     lines = f"lines ({', '.join(sorted(others))})" if others else ""
-    return Content(table(vertices, "vertex"), faces, other=lines)
+    places = table(vertices, "vertex")
+    faces = triangles_of(([corner - 1 for corner in each] for each in polygons), places)
+    return Content(places, faces, other=lines)
 
 
 def _statements(content: bytes) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 The reader accepts the deviations of the files of ModelNet10 and ModelNet40: counts glued to the header
 (``OFF3514 3546 0``), any line ends, comments, blank lines, a stray ``end_header``. Colours, normals and
-texture coordinates (``COFF``, ``NOFF``, ``STOFF``) follow a vertex's coordinates and are dropped. Binary
-files and those of other dimensions are refused by name.
+texture coordinates (``COFF``, ``NOFF``, ``STOFF``, ``NCOFF``) follow a vertex's coordinates and are dropped.
+Binary files and those of other dimensions are refused by name.
 """
 
 import re
@@ -11,9 +11,10 @@ import re
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import SHOWN, Content, FormatError, fans, lines_of, table
+from pointproj.geometry.files.polygons import triangles_of
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, lines_of, table
 
-_HEADER = re.compile(r"(ST)?C?N?(4?)(n?)OFF( BINARY)?")
+_HEADER = re.compile(r"(?:ST|C|N)*(4?)(n?)OFF( BINARY)?")
 _HEADER_OF_ANY_CASE = re.compile(_HEADER.pattern.replace("(n?)", "()"), re.IGNORECASE)
 
 
@@ -29,7 +30,7 @@ def parse(content: bytes) -> Content:
     header = _HEADER.match(lines[0]) or _HEADER_OF_ANY_CASE.match(lines[0])
     if header is None:
         raise FormatError(f"is not an OFF file: expected it to begin with OFF, got {lines[0][:20]!r}")
-    _, homogeneous, dimensions, binary = header.groups()
+    homogeneous, dimensions, binary = header.groups()
     if dimensions or binary:
         what = "vertices of any dimension" if dimensions else "binary numbers"
         raise FormatError(f"has {what} ({header.group()}), which are not understood: write it as plain OFF")
@@ -48,7 +49,8 @@ def parse(content: bytes) -> Content:
         raise FormatError(
             f"has vertices of four coordinates ({header.group()}), the last of them not 1: write plain OFF"
         )
-    return Content(table([row[:3] for row in rows], "vertex"), fans(corners))
+    vertices = table([row[:3] for row in rows], "vertex")
+    return Content(vertices, triangles_of(corners, vertices))
 
 
 def _counts(line: str) -> tuple[int, int]:

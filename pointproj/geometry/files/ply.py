@@ -12,16 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from pointproj.geometry.files.text import (
-    SHOWN,
-    Content,
-    FormatError,
-    decode,
-    fans,
-    lines_of,
-    require_fields,
-    strip,
-)
+from pointproj.geometry.files.polygons import strip, triangles_of
+from pointproj.geometry.files.text import SHOWN, Content, FormatError, decode, lines_of, require_fields
 
 LARGEST_HEADER_BYTES = 1 << 16
 
@@ -32,6 +24,7 @@ _TYPES = {
     **{"float": "f", "float32": "f", "double": "d", "float64": "d"},
 }
 _BYTE_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+_NORMALS = (["nx", "ny", "nz"], ["normal_x", "normal_y", "normal_z"])
 _CORNERS = ("vertex_indices", "vertex_index")
 _SURFACES = ("face", "tristrips")
 _NO_SURFACES = (
@@ -76,6 +69,7 @@ def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
         if axis not in codes:
             given = ", ".join(codes)[:SHOWN]
             raise FormatError(f"element vertex must have the property {axis}, got {given!r}")
+    normal_names = next((axes for axes in _NORMALS if {*axes} <= codes.keys()), None)
     require_fields(fields, codes)
     lists = {name: _corner_list(name, declared[name]) for name in _SURFACES if name in declared}
     for name in declared.keys() - {*_SURFACES, *_NO_SURFACES}:
@@ -93,17 +87,15 @@ def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
             name: [[int(corner) for corner in row] for row in found[name][each]]
             for name, each in lists.items()
         }
-        strips = [strip(np.array(part)) for row in rows.get("tristrips", []) for part in _strips(row)]
-        faces = np.concatenate([fans(rows.get("face", [])), *strips])
         places, normals = (
-            np.stack([_numbers(found["vertex"][axis], codes[axis]) for axis in axes], axis=1)
-            if set(axes) <= codes.keys()
-            else None
-            for axes in (("x", "y", "z"), ("nx", "ny", "nz"))
+            None if axes is None else np.stack([_numbers(found["vertex"][each]) for each in axes], axis=1)
+            for axes in (["x", "y", "z"], normal_names)
         )
-        values = {name: _numbers(found["vertex"][name], codes[name]) for name in fields}
+        values = {name: _numbers(found["vertex"][name]) for name in fields}
     except ValueError:
         raise FormatError("holds a word where a number must be") from None
+    strips = [strip(np.array(part)) for row in rows.get("tristrips", []) for part in _strips(row)]
+    faces = np.concatenate([triangles_of(rows.get("face", []), places), *strips])
     lines = "lines" if {"edge", *_SURFACES} & declared.keys() else ""
     return Content(places, faces, normals, other=lines, values=values)
 
@@ -144,10 +136,8 @@ def _strips(row: list[int]) -> list[list[int]]:
     return [row[low + 1 : high] for low, high in pairwise(ends) if high - low > 3]
 
 
-def _numbers(column: Any, code: str) -> Float[np.ndarray, " n"]:
-    values = np.asarray(column, dtype=np.float64).reshape(-1)
-    with np.errstate(over="ignore"):  # a number that is too large for its type becomes an infinity
-        return values.astype(np.float32).astype(np.float64) if code == "f" else values
+def _numbers(column: Any) -> Float[np.ndarray, " n"]:
+    return np.asarray(column, dtype=np.float64).reshape(-1)
 
 
 def _header(lines: list[str]) -> tuple[str, list[_Element]]:

@@ -6,6 +6,7 @@ with what they read. Points that a scanner marks as invalid are left out, and th
 
 import importlib.util
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,6 +61,9 @@ def _las(path: Path, declared: int, fields: Sequence[str]) -> Content:
         if _is_geographic(header.vlrs):
             raise FormatError("has degrees for coordinates: project it to a system in metres")
         require_fields(fields, header.point_format.dimension_names)
+        for name in fields:
+            if (count := header.point_format.dimension_by_name(name).num_elements) > 1:
+                raise FormatError(f"has {count} numbers a point in {name}: write each as a dimension")
         parts, found = [np.empty((0, 3 + len(fields)))], 0
         for chunk in reader.chunk_iterator(_CHUNK):
             found += len(chunk)
@@ -97,10 +101,17 @@ def pcd(path: Path, fields: Sequence[str] = ()) -> Content:
     from pypcd4 import PointCloud
 
     content = path.read_bytes()
-    head, mark, body = content.partition(b"DATA ascii")
-    if mark:  # the library wants one blank between numbers
-        rows = body.split(b"\n", 1)[-1].splitlines()
-        content = head + mark + b"\n" + b"\n".join(b" ".join(row.split()) for row in rows)
+    mark = re.search(rb"^DATA[ \t]+(\w+)[ \t\r]*\n", content, re.MULTILINE)
+    if mark and mark[1] == b"ascii":
+        head, rows = content[: mark.start()], content[mark.end() :].splitlines()
+        # The library wants one blank between numbers, and rounds them to the declared type.
+        types = re.search(rb"^TYPE\s+(.*)$", head, re.MULTILINE)[1].split()
+        sizes = re.search(rb"^SIZE\s+(.*)$", head, re.MULTILINE)
+        wide = b" ".join(
+            b"8" if kind == b"F" else size for kind, size in zip(types, sizes[1].split(), strict=True)
+        )
+        head = head[: sizes.start(1)] + wide + head[sizes.end(1) :]
+        content = head + b"DATA ascii\n" + b"\n".join(b" ".join(row.split()) for row in rows if row.strip())
     cloud = PointCloud.from_fileobj(io.BytesIO(content))
     rows, declared = np.atleast_1d(cloud.pc_data), cloud.metadata.points
     _check_count(declared)
@@ -125,6 +136,9 @@ def e57(path: Path, fields: Sequence[str] = ()) -> Content:
             _check_count(declared)
             normals |= "nor:normalX" in header.point_fields
             require_fields(fields, [name for name in header.point_fields if name == "intensity"])
+            if fields and "isIntensityInvalid" in header.point_fields:
+                raise FormatError("marks intensities as invalid, which is not understood: write it without")
+            _check_pose(header)
             if header.point_count:
                 scan = file.read_scan(number, intensity=bool(fields), ignore_missing_fields=True)
                 names = *(f"cartesian{axis}" for axis in "XYZ"), *fields
@@ -137,6 +151,20 @@ def e57(path: Path, fields: Sequence[str] = ()) -> Content:
         notes += ("normals are not read from E57 files",)
     found = _known(Content(points, values=values))
     return replace(found, notes=notes + found.notes)
+
+
+def _check_pose(header: Any) -> None:
+    """Raise FormatError unless a pose has its numbers in the order that the library supposes."""
+    if header.has_pose():
+        pose = header["pose"]
+        for part, order in (("rotation", "wxyz"), ("translation", "xyz")):
+            if not pose.isDefined(part):
+                continue
+            names = "".join(pose[part].get(place).elementName() for place in range(pose[part].childCount()))
+            if names != order:
+                raise FormatError(
+                    f"has a {part} in the order {names}: write it as {order}, as pye57 reads it"
+                )
 
 
 def _known(content: Content) -> Content:

@@ -40,7 +40,7 @@ def parse(content: bytes, fields: Sequence[str] = ()) -> Content:
             if len(rows) != expected:
                 raise FormatError(f"declares {expected} points, but {len(rows)} lines follow")
             expected, counted = expected + int(text), True
-        elif not rows and not are_numbers([re.split(r"[\s,;]", text)[0].replace(",", ".")]):
+        elif not rows and names is None and not are_numbers([re.split(r"[\s,;]", text)[0].strip('"')]):
             names = _names(text)
             roles(names)
         else:
@@ -69,6 +69,9 @@ def _content(
         )
     if names is None and commented is not None and len(commented) == counts[0]:
         names = commented
+    elif names is None and commented is not None and roles(commented).positions != [0, 1, 2]:
+        which = ", ".join(commented)[:SHOWN]
+        raise FormatError(f"has {len(commented)} names in a comment, {which!r}, and {counts[0]} columns")
     notes: tuple[str, ...] = ()
     if names is None and fields and counts[0] in _OF_SCANNERS:
         names = _OF_SCANNERS[counts[0]].split()
@@ -114,4 +117,4 @@ def _names(text: str) -> list[str]:
     """Return the names of columns in a line, without units."""
     text = _UNIT.sub("", text)
     words = re.split(r"[,;\t]", text) if re.search(r"[,;\t]", text) else text.split()
-    return [word.strip().strip("\"'") for word in words]
+    return [word.strip().strip("\"'").strip() for word in words]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,6 +35,8 @@ def require_fields(fields: Sequence[str], names: Iterable[str]) -> None:
     names = [*names]
     if missing := [name for name in fields if name not in names]:
         raise FormatError(f"has no field {', '.join(missing)}: its points have {', '.join(names) or 'none'}")
+    if twice := [name for name in fields if names.count(name) > 1]:
+        raise FormatError(f"has the field {twice[0]} twice: name its columns differently")
 
 
 def decode(content: bytes) -> str:
@@ -72,26 +73,6 @@ def table(rows: Sequence[Sequence[str]], what: str) -> Float[np.ndarray, "n 3"]:
         number = next(n for n, row in enumerate(rows) if len(row) != 3 or not are_numbers(row))
         raise FormatError(f"{what} {number} must have 3 coordinates, got {' '.join(rows[number])[:SHOWN]!r}")
     return numbers
-
-
-def fans(polygons: Iterable[Sequence[int]]) -> Int[np.ndarray, "F 3"]:
-    """Split polygons into fans of triangles; points and edges give none."""
-    triangles = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
-    try:
-        return np.array(triangles, dtype=np.int64).reshape(-1, 3)
-    except OverflowError:
-        raise FormatError("has a face with a vertex index that is too large") from None
-
-
-def strip(indices: Int[np.ndarray, " n"]) -> Int[np.ndarray, "F 3"]:
-    """Return the triangles of a strip of three corners or more.
-
-    Every second one is turned; those with two equal corners are left out.
-    """
-    triangles = np.stack([indices[:-2], indices[1:-1], indices[2:]], axis=1)
-    triangles[1::2] = triangles[1::2, [1, 0, 2]]
-    a, b, c = triangles.T
-    return triangles[(a != b) & (b != c) & (c != a)]
 
 
 Part = tuple[Float[np.ndarray, "V 3"], Int[np.ndarray, "F 3"]]

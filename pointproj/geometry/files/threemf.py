@@ -43,8 +43,9 @@ _UNDERSTOOD = re.compile(
 _SLICER_FILES = re.compile(r"metadata/.*\.config$", re.IGNORECASE)
 _SLICER_PARTS = re.compile(
     rb"ParameterModifier|NegativeVolume|Support(?:Blocker|Enforcer)|modifier_part|negative_part"
-    rb"|support_(?:blocker|enforcer)|key=\"modifier\"[^>]*value=\"1\"",
+    rb"|support_(?:blocker|enforcer)|<(?=[^>]*key=[\"']modifier[\"'])[^>]*value=[\"']1[\"']",
 )
+_MODIFIERS = ("infill_mesh", "cutting_mesh", "support_mesh", "anti_overhang_mesh")  # settings of Cura
 
 Use = tuple[str, int, Float[np.ndarray, "4 4"]]  # file, id of an object, and its place
 
@@ -100,7 +101,9 @@ class _Archive:
             content = self._archive.read(self._names["/_rels/.rels"])
             for relation in etree.fromstring(content, _parser()).iter("{*}Relationship"):
                 if _START_PART.search(relation.get("Type", "")):
-                    return posixpath.join("/", unquote(relation.get("Target"))).lower()
+                    return (
+                        posixpath.normpath("/" + unquote(relation.get("Target"))).replace("//", "/").lower()
+                    )
         models = [name for name in self._names if name.endswith(".model")]
         usual = [name for name in models if name.startswith("/3d/3dmodel")]
         chosen = usual or models
@@ -173,6 +176,10 @@ def _object(element: Any, number: int, name: str) -> _Object:
     if [_local(each) for each in shapes] not in (["mesh"], ["components"]):
         kinds = ", ".join(_local(each) for each in shapes)[:SHOWN] or "nothing"
         raise FormatError(f"has object {number} made of {kinds}: expected one mesh, or components")
+    for setting in element.iterfind("{*}metadatagroup/{*}metadata"):
+        said = setting.get("name", "").rpartition(":")[2]
+        if said in _MODIFIERS and (setting.text or "").strip().lower() in ("true", "1"):
+            raise FormatError(f"has object {number}, a {said}, which is no part of the solid: leave it out")
     if any(
         key.rpartition("}")[2] == "meshresolution" and value != "fullres" for key, value in element.items()
     ):
@@ -201,7 +208,7 @@ def _use(element: Any, name: str) -> Use:
     if not np.isfinite(matrix).all():
         raise FormatError(f"has a transform that is not finite: {' '.join(words)[:SHOWN]!r}")
     path = next((value for key, value in element.attrib.items() if _PATH.match(key)), None)
-    file = name if path is None else posixpath.join("/", unquote(path)).lower()
+    file = name if path is None else posixpath.normpath(posixpath.join("/", unquote(path))).lower()
     return file, int(element.get("objectid")), matrix
 
 

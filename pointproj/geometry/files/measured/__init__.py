@@ -33,11 +33,14 @@ def missing_package(paths: Sequence[Path]) -> str | None:
 
 
 def geometry_beside(path: Path) -> Path | None:
-    """Return the mesh file of the same stem beside a file of arrays, or None."""
+    """Return the mesh file of the same stem beside a file of arrays, or None; MeshError if there are two."""
     if path.suffix.lower() not in arrays.READERS:
         return None
-    found = (path.with_suffix(suffix) for suffix in MESH_SUFFIXES)
-    return next((mesh for mesh in found if mesh.exists()), None)
+    spelt = ((path.with_suffix(suffix), path.with_suffix(suffix.upper())) for suffix in MESH_SUFFIXES)
+    found = [next(mesh for mesh in pair if mesh.exists()) for pair in spelt if any(map(Path.exists, pair))]
+    if len(found) > 1:
+        raise MeshError(path, f"has {found[0].name} and {found[1].name} beside it: leave one geometry there")
+    return found[0] if found else None
 
 
 def read_sample(path: Path, fields: Sequence[str]) -> FieldSample:

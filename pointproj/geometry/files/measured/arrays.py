@@ -89,9 +89,10 @@ def _pt(path: Path) -> dict[str, np.ndarray]:
 def _csv(path: Path) -> dict[str, np.ndarray]:
     with path.open(encoding="utf-8-sig") as file:
         names = [name.strip().strip('"') for name in file.readline().split(",")]
-        numbers = np.loadtxt(file, delimiter=",", ndmin=2)
-    if numbers.shape[1] != len(names):
-        raise MeshError(path, f"has {len(names)} names in its first line and {numbers.shape[1]} columns")
+        numbers = np.loadtxt(file, delimiter=",", ndmin=2, quotechar='"')
+    if numbers.shape[1] != len(names) or len({*names}) < len(names):
+        own = f"{', '.join(names)[:80]} in its first line, and {numbers.shape[1]} columns"
+        raise MeshError(path, f"has the names {own}: expected one name of each, all different")
     arrays: dict[str, np.ndarray] = {}
     vectors: dict[str, list[int]] = {}
     for number, name in enumerate(names):

@@ -5,6 +5,8 @@ and area of a polygon are those of its triangles, also if it is concave. Values 
 is moved between points and cells.
 """
 
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,18 @@ from pointproj.geometry.files.measured.sample import FieldSample, Place, added, 
 from pointproj.geometry.meshes import Mesh, MeshError
 
 CELL, POINT = "pointproj_cell", "pointproj_point"  # numbers of the file's cells and points
+GHOSTS, GHOST_CELL, GHOST_POINT = (
+    "vtkGhostType",
+    1 | 8 | 32,
+    2,
+)  # duplicate, refined or hidden cells; hidden points
+
+_TYPE = rb"(?:(?:unsigned_)?(?:char|short|int|long|float|double)|vtk\w+)"
+_ARRAY = re.compile(  # of the older format, with its components, kind, and columns and rows of a field
+    rb"^[ \t]*(?:SCALARS\s+\S+\s+\S+[ \t]*(\d*)|(VECTORS|NORMALS|TENSORS)\s+\S+\s+\S+"
+    rb"|\S+\s+(\d+)\s+(\d+)\s+" + _TYPE + rb")[ \t\r]*$",
+    re.MULTILINE,
+)
 
 
 def read(path: Path, fields: Sequence[str]) -> FieldSample:
@@ -27,11 +41,32 @@ def read(path: Path, fields: Sequence[str]) -> FieldSample:
 
 
 def load(path: Path) -> pv.DataSet:
-    """Read the data set of a file; raise ValueError if it holds several."""
-    data = pv.read(path)
+    """Read the data set of a file; raise ValueError if it holds several, or less than it declares."""
+    quiet = warnings.catch_warnings(action="ignore"), pv.vtk_verbosity("off")
+    with quiet[0], quiet[1], pv.VtkErrorCatcher(send_to_logging=False) as caught:
+        try:
+            data = pv.read(path)
+        except RuntimeError as error:
+            raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({error})") from None
+    said = [str(event).splitlines()[-1] for event in caught.events if "rror" in str(event)]
+    if said or (path.suffix.lower() == ".vtk" and _is_cut(path.read_bytes())):  # VTK gives what it has read
+        why = said[0] if said else "its last array"
+        raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({why:.100})")
     if isinstance(data, pv.MultiBlock):
         raise ValueError(f"holds {len(data)} blocks: write each to a file of its own")
     return data
+
+
+def _is_cut(content: bytes) -> bool:
+    """Return whether a text file of VTK's older format ends within its last array, which VTK does not say."""
+    if content.split(b"\n", 3)[2:3] != [b"ASCII"] or not (arrays := [*_ARRAY.finditer(content)]):
+        return False
+    scalars, vectors, columns, count = arrays[-1].groups()
+    rows = [int(each) for each in re.findall(rb"^(?:POINT|CELL)_DATA\s+(\d+)", content, re.MULTILINE)]
+    wanted = int(columns) * int(count) if columns else (rows or [0])[-1] * int(scalars or 1)
+    wanted *= {b"VECTORS": 3, b"NORMALS": 3, b"TENSORS": 9}.get(vectors, 1)
+    after = re.sub(rb"^\s*LOOKUP_TABLE\s+\S+", b"", content[arrays[-1].end() :]).split()
+    return len(after) < wanted
 
 
 def sample_of(data: pv.DataSet, fields: Sequence[str], place: Place = "points") -> FieldSample:
@@ -46,16 +81,17 @@ def sample_of(data: pv.DataSet, fields: Sequence[str], place: Place = "points") 
     values = {}
     if fields:
         place, values = chosen(found, fields)
-    surface, is_volume = _surface(data)
+    kept, is_volume = _kept(data)
+    surface = kept if isinstance(kept, pv.PolyData) else kept.extract_surface(algorithm="dataset_surface")
+    surface = surface.triangulate()
     if not surface.n_cells:
         raise ValueError(f"has no cells with area, only {data.n_points:,} points")
     triangles = surface.regular_faces.astype(np.int64)
     corners = np.asarray(surface.points, dtype=np.float64)
     if is_volume:
-        points = np.asarray(data.points, dtype=np.float64)
-        points = points if place == "points" else _centres(data)
+        rows, points = _places(kept, place)
         geometry = Mesh(corners, triangles, "outer surface")
-        sample = FieldSample(points, {}, geometry=geometry, rows=np.arange(len(points)), place=place)
+        sample = FieldSample(points, {}, geometry=geometry, rows=rows, place=place)
     elif place == "cells":
         cells = np.asarray(surface.cell_data[CELL])
         sample = of_mesh(corners, triangles, place, cells=cells, count=data.n_cells)
@@ -66,33 +102,55 @@ def sample_of(data: pv.DataSet, fields: Sequence[str], place: Place = "points") 
     return replace(sample, values=values, parameters=_numbers(data))
 
 
-def _surface(data: pv.DataSet) -> tuple[pv.PolyData, bool]:
-    """Return the triangles of a data set, with the numbers of its cells and points; and if it is a volume."""
+def _kept(data: pv.DataSet) -> tuple[pv.DataSet, bool]:
+    """Return the cells with area or volume, with the numbers of the file's cells and points; and if volumes.
+
+    Cells that are hidden, or belong to another part of a divided data set, are left out. Vertices and lines
+    are too: beside them, vtkTriangleFilter gives triangles the numbers of other cells.
+    """
     bare = data.copy(deep=False)
     bare.clear_data()
     bare.cell_data[CELL], bare.point_data[POINT] = np.arange(data.n_cells), np.arange(data.n_points)
-    is_volume = not isinstance(data, pv.PolyData) and bool((np.isin(_dimensions(data), 3)).any())
-    if not isinstance(bare, pv.PolyData):
-        bare = bare.extract_surface(algorithm="dataset_surface")
-    return bare.triangulate(), is_volume
+    dimensions = _dimensions(bare)
+    kept = dimensions > 1
+    if GHOSTS in data.cell_data:
+        kept &= (np.asarray(data.cell_data[GHOSTS]) & GHOST_CELL) == 0
+    if GHOSTS in data.point_data:
+        grid = bare.cast_to_unstructured_grid()
+        hidden = np.asarray(data.point_data[GHOSTS]) & GHOST_POINT > 0
+        kept &= added(hidden[grid.cell_connectivity].astype(float), *_owners(grid)) == 0
+    return bare if kept.all() else bare.extract_cells(kept), bool((dimensions[kept] > 2).any())
 
 
 def _dimensions(data: pv.DataSet) -> np.ndarray:
+    """Return the dimension of each cell: 0 of a vertex, 3 of a volume."""
+    if isinstance(data, pv.PolyData):
+        return np.where(np.arange(data.n_cells) < data.n_verts + data.n_lines, 1, 2)
     grid = data.cast_to_unstructured_grid()
-    return np.array([_dimension(grid, kind) for kind in np.unique(grid.celltypes)])
+    kinds, first, which = np.unique(grid.celltypes, return_index=True, return_inverse=True)
+    return np.array([grid.get_cell(int(at)).dimension for at in first] if len(kinds) else [], int)[which]
 
 
-def _dimension(grid: pv.UnstructuredGrid, kind: int) -> int:
-    return grid.get_cell(int(np.argmax(grid.celltypes == kind))).dimension
-
-
-def _centres(data: pv.DataSet) -> np.ndarray:
-    """Return the mean of each cell's corners, which lies inside of a convex cell of any kind."""
-    grid = data.cast_to_unstructured_grid()
+def _owners(grid: pv.UnstructuredGrid) -> tuple[np.ndarray, int]:
+    """Return the cell of each entry of the connectivity, and how many cells there are."""
     counts = np.diff(grid.cell_offsets)
-    owners = np.repeat(np.arange(len(counts)), counts)
-    corners = np.asarray(grid.points, dtype=np.float64)[grid.cell_connectivity]
-    return added(corners, owners, len(counts)) / np.maximum(counts, 1)[:, None]
+    return np.repeat(np.arange(len(counts)), counts), len(counts)
+
+
+def _places(kept: pv.DataSet, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers and coordinates of a volume's points that cells use, or of its cells.
+
+    A cell lies at the mean of its corners, which is inside of a convex cell of any kind.
+    """
+    grid = kept.cast_to_unstructured_grid()
+    points, corners = np.asarray(grid.points, dtype=np.float64), grid.cell_connectivity
+    if place == "points":
+        used = np.bincount(corners, minlength=len(points)) > 0
+        return np.asarray(kept.point_data[POINT])[used], points[used]
+    owners, count = _owners(grid)
+    return np.asarray(kept.cell_data[CELL]), added(points[corners], owners, count) / np.bincount(owners)[
+        :, None
+    ]
 
 
 def _numbers(data: pv.DataSet) -> dict[str, float]:

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from pointproj.geometry.files.measured import VTK_SUFFIXES, FieldSample
 from pointproj.geometry.files.writing import replacing
+from pointproj.geometry.meshes import MeshError
 
 SUFFIXES = (".vtp", ".vtu", ".vtk", ".npz")
 PREDICTED = "_predicted"  # is appended to the name of a field, so that the file's own values stay
@@ -35,6 +36,10 @@ def write_values(
         data = pv.PolyData.from_regular_faces(sample.mesh.vertices, sample.mesh.faces)
     else:
         data = pv.PolyData(sample.points)
+    if path.suffix.lower() == ".vtu":
+        data = data.cast_to_unstructured_grid()
+    elif path.suffix.lower() == ".vtp" and not isinstance(data, pv.PolyData):
+        raise MeshError(source, f"may hold a volume, which VTP cannot: write {path.with_suffix('.vtk')}")
     held = data.cell_data if sample.place == "cells" else data.point_data
     count = data.n_cells if sample.place == "cells" else data.n_points
     for name, each in named.items():
