@@ -1,5 +1,6 @@
 """What all tests share: the backends and devices they run on, and why some are skipped."""
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -21,6 +22,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # operators' names, so that only these can be wrong: how they are registered, differentiated and traced.
 OF_REGISTERED = ("operators", "gradients", "transforms", "compile", "nearest", "neighbor_lists")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels themselves, on a CPU
+if INTERPRETED:  # a search takes milliseconds for each row of cells
+    importlib.import_module("pointproj.ops.backends.triton.cell_list").LEAST_SIDE = 4
 
 
 class Where(NamedTuple):
