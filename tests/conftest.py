@@ -12,6 +12,8 @@ from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import load, names, resolve
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
+# The compiler takes the instructions that the processor names, without compiling programs that try them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: one thread each, also of what they start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
