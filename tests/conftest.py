@@ -1,5 +1,6 @@
 """What all tests share: the backends and devices they run on, and why some are skipped."""
 
+import importlib
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.registry import load, names, resolve
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic matrix products on a GPU
+# The compiler takes the instructions that the processor names, without compiling programs that try them.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # As many processes as cores: one thread each, also of what they start.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +24,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # operators' names, so that only these can be wrong: how they are registered, differentiated and traced.
 OF_REGISTERED = ("operators", "gradients", "transforms", "compile", "nearest", "neighbor_lists")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels themselves, on a CPU
+if INTERPRETED:  # a search takes milliseconds for each row of cells
+    importlib.import_module("pointproj.ops.backends.triton.cell_list").LEAST_SIDE = 4
 
 
 class Where(NamedTuple):

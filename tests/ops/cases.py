@@ -44,7 +44,7 @@ def _coincident(g: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def _lattice(g: torch.Generator) -> tuple[Tensor, Tensor]:
     """Integer points, each of them twice, in random order: nearly every distance is an exact tie."""
-    axis = torch.arange(4, dtype=torch.float64)
+    axis = torch.arange(3 if INTERPRETED else 4, dtype=torch.float64)
     lattice = torch.cartesian_prod(axis, axis, axis).repeat(2, 1)
     queries = torch.cat([lattice[:9], lattice[:9] + 0.5])[:: 4 if INTERPRETED else 1]
     return queries, lattice[torch.randperm(len(lattice), generator=g)]

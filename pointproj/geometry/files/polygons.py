@@ -23,9 +23,12 @@ def triangles_of(
     """
     polygons = [*polygons]
     fans = [(corners[0], b, c) for corners in polygons for b, c in pairwise(corners[1:])]
-    if fans and not 0 <= min(map(min, fans)) <= max(map(max, fans)) < len(vertices):
+    try:
+        triangles = np.array(fans, dtype=np.int64).reshape(-1, 3)
+    except OverflowError:
+        triangles = np.full((1, 3), -1)
+    if len(triangles) and not 0 <= triangles.min() <= triangles.max() < len(vertices):
         raise FormatError(f"has a face that names a vertex outside 0 to {len(vertices) - 1}")
-    triangles = np.array(fans, dtype=np.int64).reshape(-1, 3)
     owners = np.repeat(np.arange(len(polygons)), [max(len(corners) - 2, 0) for corners in polygons])
     if len(triangles) == len(np.unique(owners)):  # all polygons are triangles
         return triangles
