@@ -21,7 +21,7 @@ NAMES = ("query_points", "reference_points", "features", "sigma", "reference_wei
 
 def _leaves(problem: Problem) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(5)
-    sigma = torch.tensor(0.13, dtype=problem.query_points.dtype)
+    sigma = problem.query_points.new_tensor(0.13)
     weights = torch.rand(problem.features.shape[:-1], generator=generator).to(problem.features)
     return tuple(t.clone().requires_grad_() for t in (*problem[:3], sigma, weights))
 
@@ -40,8 +40,8 @@ def _derivatives(value: Tensor, leaves: tuple[Tensor, ...]) -> dict[str, Tensor]
 @forms
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_are_the_specification(kernel: str, reduce: str, form: str, on_cpu: Where):
-    leaves = _leaves(by_id("fp64").problem())
+def test_kernels_are_the_specification(kernel: str, reduce: str, form: str, where: Where):
+    leaves = _leaves(by_id("fp64").problem(where.device))
     query, points, features, sigma, weights = leaves
     weighting = Weighting(kernel, reduce, 1.5, 0.2, 0.5)
     expected = reference.radius_aggregate(query, points, features, 0.5, sigma, weighting, weights)
@@ -49,7 +49,7 @@ def test_kernels_are_the_specification(kernel: str, reduce: str, form: str, on_c
     neighbors = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
     got = aggregate(
         features, neighbors, kernel=kernel, sigma=sigma, power=1.5, eps=0.2, reduce=reduce,
-        reference_weights=weights, backend=on_cpu.backend,
+        reference_weights=weights, backend=where.backend,
     )  # fmt: skip
     for name, value in _derivatives(got, leaves).items():
         assert_close(name, value, expected[name])
@@ -64,17 +64,17 @@ def test_an_empty_batch_keeps_its_shape():
 @forms
 @pytest.mark.parametrize("channels", [None, 1, 3])
 @pytest.mark.parametrize("reduce", ["mean", "sum", "max"])
-def test_weights_of_a_network(reduce: str, channels: int | None, form: str, on_cpu: Where):
-    problem = by_id("fp64").problem()
+def test_weights_of_a_network(reduce: str, channels: int | None, form: str, where: Where):
+    problem = by_id("fp64").problem(where.device)
     query, points, features = (t.clone().requires_grad_() for t in problem[:3])
     assert features.shape[1] == 3
     neighbors = radius_neighbors(query, points, 0.5, displacements=True, backend="torch", **FORMS[form])
-    layer = torch.linspace(-1, 2, 3 * (channels or 1), dtype=query.dtype).view(3, -1).requires_grad_()
+    layer = torch.linspace(-1, 2, 3 * (channels or 1)).to(query).view(3, -1).requires_grad_()
     weights = (neighbors.displacements @ layer).tanh() + 1.5
     given = weights if channels else weights.squeeze(-1)
-    got = aggregate(features, neighbors, weights=given, reduce=reduce, backend=on_cpu.backend)
+    got = aggregate(features, neighbors, weights=given, reduce=reduce, backend=where.backend)
     delta = query[:, None] - points
-    within = reference.within(query, points, torch.tensor(0.5, dtype=query.dtype))[..., None]
+    within = reference.within(query, points, query.new_tensor(0.5))[..., None]
     dense = torch.where(within, (delta @ layer).tanh() + 1.5, 0.0)
     terms = dense * features
     if reduce == "max":
@@ -121,6 +121,21 @@ def test_few_pairs_in_many_slots(where: Where, form: str):
     wanted = _derivatives(expected, leaves)
     for name, value in _derivatives(got, leaves).items():
         assert_close(name, value, wanted[name])
+
+
+@forms
+@pytest.mark.parametrize("through", [0, 1], ids=["features", "weights"])
+def test_second_derivatives_through_one_gradient(through: int, form: str, where: Where):
+    problem = by_id("fp64").problem(where.device)
+    found = radius_neighbors(*problem[:2], 0.5, backend="torch", **FORMS[form])
+    made = []
+    for backend in (where.backend, "torch"):
+        leaves = [t.clone().requires_grad_() for t in (problem.features, found.distances.cos().nan_to_num())]
+        sums = aggregate(leaves[0], found, weights=leaves[1], reduce="sum", backend=backend)
+        (first,) = torch.autograd.grad(sums.sin().sum(), leaves[through], create_graph=True)
+        made.append(torch.autograd.grad(first.square().sum(), leaves))
+    for name, got, expected in zip(("features", "weights"), *made, strict=True):
+        assert_close(f"dd_{name}", got, expected)
 
 
 @forms

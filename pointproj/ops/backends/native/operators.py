@@ -23,6 +23,8 @@ from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
 from pointproj.ops.specification.records import Summands, Tables
 
+SUMS_ON = ("cpu",)  # devices where sums over lists are C++'s; elsewhere torch's
+
 
 def build_index(
     reference_points: Tensor, reference_offsets: Tensor | None, count: int, radius: float | Tensor | None
@@ -86,9 +88,10 @@ def attend(
 
 
 def weighted_sums(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> Tensor:
-    if features.is_cuda:
+    if features.device.type not in SUMS_ON:
         return sums_by_torch(features, weights, rows, row_splits)
-    return _weighted_sums(features.contiguous(), weights.contiguous(), rows.contiguous(), row_splits)
+    given = features.contiguous(), weights.contiguous(), rows.contiguous(), row_splits
+    return _weighted_sums(*given, _deterministic())
 
 
 def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, steps: int) -> Tensor:
@@ -190,7 +193,10 @@ _attend = cpp_op(
     attention.DIFFERENTIABLE,
 )
 _weighted_sums = cpp_op(
-    _library, "native_weighted_sums", lambda call: sums_spec(**vars(call)), ("features", "weights")
+    _library,
+    "native_weighted_sums",
+    lambda call: sums_spec(call.features, call.weights, call.rows, call.row_splits),
+    ("features", "weights"),
 )
 _farthest_points = cpp_op(
     _library, "native_farthest_points", lambda call: (((call.clouds, call.steps), torch.int64),)

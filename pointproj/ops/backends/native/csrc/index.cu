@@ -138,6 +138,7 @@ Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, 
       const HashGrid<Real> grid = view_hash_grid<Real>(next, set);
       next += sizes_of(set).hash_grid().words();
       clear_rest(grid.points, set.batch.rows, next);
+      if (kOnGpu && deterministic) device.clear(next - 4, 4 * sizeof(int));  // the words before the table's end
       task.sides[task.count++] = {data<const Real>(set.points), grid,
                                   cells_along_radius(sets.size(), set.batch.rows, rows)};
     }

@@ -100,18 +100,19 @@ struct ShellTraversal {
     }
   }
 
+  // Squared distance along an axis to the nearest of all points, never too large.
+  POINTPROJ_FN Real outside(int axis) const {
+    const Real away = greater(grid.outer_low[axis] - q[axis], q[axis] - grid.outer_high[axis]);
+    const Real sure = greater(away - grid.slack, Real(0));
+    return sure * sure;
+  }
+
   // Squared distance to the nearest cell outside a shell around `at`, never too large.
   POINTPROJ_FN Real beyond(const int* at, int shell) const {
-    Real outside[3], nearest = kInfinity<Real>;
+    Real nearest = kInfinity<Real>;
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      const Real away = greater(grid.outer_low[axis] - q[axis], q[axis] - grid.outer_high[axis]);
-      outside[axis] = greater(away - grid.slack, Real(0));
-      outside[axis] *= outside[axis];
-    }
-    POINTPROJ_UNROLL
-    for (int axis = 0; axis < 3; ++axis) {
-      const Real rest = outside[(axis + 1) % 3] + outside[(axis + 2) % 3];
+      const Real rest = outside((axis + 1) % 3) + outside((axis + 2) % 3);
       if (at[axis] - shell > 0) {
         const Real face = greater(q[axis] - grid.face(axis, at[axis] - shell) - grid.slack, Real(0));
         nearest = lesser(nearest, rest + face * face);
@@ -191,6 +192,7 @@ struct ShellTraversal {
   // points: 3.1 ms, 23.6 by whole boxes.
   POINTPROJ_FN bool visit_planes(const int* at, const int* low, const int* high, int inner, bool searches) {
     const int depth = searches ? high[2] - low[2] + 1 : 0, parts = inner >= 0 ? 2 : 1;
+    const Real outside_x = outside(0);
     for (int part = 0; part < parts; ++part) {
       for (int j = 0; j < depth; ++j) {
         const int z = nearest_first(j, at[2], low[2], high[2]);
@@ -201,7 +203,7 @@ struct ShellTraversal {
           last = near ? lesser(last, at[1] + inner) : first - 1;
         }
         const Real across_z = grid.gap(q[2], 2, z);
-        clip(visitor.limit() - across_z * across_z, 1, &first, &last);
+        clip(visitor.limit() - across_z * across_z - outside_x, 1, &first, &last);
         for (int row = 0; row <= last - first; row += Lanes::width) {
           const bool exists = row + lanes.lane() <= last - first;
           const int y = nearest_first(lesser(row + lanes.lane(), last - first), at[1], first, last);

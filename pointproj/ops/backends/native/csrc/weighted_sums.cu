@@ -1,7 +1,6 @@
 // Weighted sums over neighbour lists and their derivatives: which kernels run, one after another.
 #include "weighted_sums.h"
 
-#include "gradients.h"
 #include "index.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
@@ -10,7 +9,8 @@ namespace {
 struct WeightedSumArguments {
   Tensor features, weights, rows;
   OptionalTensor row_splits;
-  POINTPROJ_FIELDS(features, weights, rows, row_splits)
+  bool deterministic;
+  POINTPROJ_FIELDS(features, weights, rows, row_splits, deterministic)
 };
 
 // Arguments that are checked, and the sums over their lists.
@@ -20,7 +20,7 @@ struct WeightedSums {
   int64_t queries, channels;
 
   explicit WeightedSums(const WeightedSumArguments& given) : given(given), device(given.features) {
-    const auto& [features, weights, rows, row_splits] = given;
+    const auto& [features, weights, rows, row_splits, deterministic] = given;
     const ScalarType dtype = features.scalar_type();
     POINTPROJ_CHECK(features.dim() == 2 && (dtype == ScalarType::Float || dtype == ScalarType::Double),
                     "features must have shape (n, channels), in float32 or float64; got ", text(features.sizes()),
@@ -41,7 +41,7 @@ struct WeightedSums {
     }
   }
   ListedRows lists() const {
-    const auto& [features, weights, rows, row_splits] = given;
+    const auto& [features, weights, rows, row_splits, deterministic] = given;
     return {data<const int64_t>(rows), data<const int64_t>(row_splits), row_splits ? 0 : rows.size(1), rows.numel(),
             static_cast<int>(queries), static_cast<int>(features.size(0))};
   }
@@ -62,8 +62,9 @@ struct WeightedSums {
   }
   // Of each reference point, (N, C): values of queries times weights.
   Tensor of_references(const Tensor& values, const Tensor& weights) const {
-    const auto& [features, own_weights, rows, row_splits] = given;
+    const auto& [features, own_weights, rows, row_splits, deterministic] = given;
     const Tensor sums = empty(features.sizes(), features);
+    if (kOnGpu && !deterministic) return by_atomics(values, weights, sums);
     const InvertedRows inverted(device, lists(), rows.numel(), features.size(0), rows);
     const Tensor of_pairs = empty_ints({row_splits ? rows.numel() : 0}, rows);
     if (row_splits) device.each(QueriesOfPairs{lists(), data<int>(of_pairs)}, queries);
@@ -71,7 +72,7 @@ struct WeightedSums {
       using Sum = decltype(zero);
       device.each(PairSums<Sum, false>{lists(), data<const int>(inverted.start), data<const int>(inverted.pairs),
                                        row_splits ? data<const int>(of_pairs) : nullptr,
-                                       {terms<Sum>(values, weights), {}},
+                                       {terms<Sum>(values, weights), {{nullptr, 0}, nullptr}},
                                        matrix<Sum>(sums), chunks()},
                   features.size(0) * chunks());
     });
@@ -92,9 +93,20 @@ struct WeightedSums {
   }
 
  private:
+  // By a list turned around, which a GPU sorts, this would take several times as long as its sums.
+  Tensor by_atomics(const Tensor& values, const Tensor& weights, const Tensor& sums) const {
+    clear(device, sums);
+    if (sums.numel() == 0 || weights.numel() == 0) return sums;
+    each([&](auto zero) {
+      using Sum = decltype(zero);
+      if constexpr (kOnGpu) device.each(AddPairs<Sum>{lists(), terms<Sum>(values, weights), matrix<Sum>(sums)}, queries);
+    });
+    return sums;
+  }
   template <class Sum>
-  static WeightedRows<Sum> terms(const Tensor& values, const Tensor& weights) {
-    if (values.numel() == 0 || weights.numel() == 0) return {};  // a direction of 0
+  WeightedRows<Sum> terms(const Tensor& values, const Tensor& weights) const {
+    // A direction of 0 has no elements, but the other term has such rows.
+    if (values.numel() == 0 || weights.numel() == 0) return {{nullptr, static_cast<int>(channels)}, nullptr};
     return {matrix<const Sum>(values), data<const Sum>(weights)};
   }
   template <class Body>

@@ -2,9 +2,8 @@
 // formulas. All of their derivatives are sums of these two kinds.
 #pragma once
 
+#include "gradients.h"
 #include "listed_rows.h"
-#include "queue.h"
-#include "sums.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
@@ -30,6 +29,21 @@ struct WeightedRows {
   const Sum* weights;  // (pairs,)
 };
 
+// Calls add(neighbors, size) for the pairs from `begin` to `end`, some at a time; pair_at(i) is the i-th, with a negative
+// number if it has no neighbour.
+template <class Sum, class Lanes, class PairAt, class Add>
+POINTPROJ_FN void each_pair(Lanes& lanes, int64_t begin, int64_t end, PairAt pair_at, Add add) {
+  Queue<Sum, Lanes> queue(lanes);
+  for (int64_t first = begin; lanes.any(first < end); first += Lanes::width) {
+    const int64_t i = first + lanes.lane();
+    Neighbor<Sum> pair{Sum(0), -1};
+    if (i < end) pair = pair_at(i);
+    queue.push(lanes, pair.at >= 0, pair.at, pair.value);
+    if (lanes.any(queue.is_full())) queue.flush(lanes, add);
+  }
+  queue.flush(lanes, add);
+}
+
 // Sums of the other side's rows: over the pairs of each query, or of each reference point.
 template <class Sum, bool of_queries>
 struct PairSums {
@@ -39,7 +53,7 @@ struct PairSums {
   ListedRows lists;
   const int *start, *pairs;      // of InvertRows, for reference points
   const int* queries;            // QueriesOfPairs, or null for padded lists
-  WeightedRows<Sum> terms[2];    // added up
+  WeightedRows<Sum> terms[2];    // added up; both have rows of the same length
   Matrix<Sum> sums;
   int chunks;
 
@@ -49,25 +63,43 @@ struct PairSums {
     const int64_t begin = of_queries ? lists.first_pair(at) : start[at];
     const int64_t end = of_queries ? lists.first_pair(at + 1) : start[at + 1];
     typename Lanes::template RowSum<Sum, 1> rows(terms[0].values, chunk, sums, at);
-    const auto add = [&](const Neighbor<Sum>* some, int size) { rows.add(some, size); };
-    Queue<Sum, Lanes> queue(lanes);
     for (const WeightedRows<Sum>& term : terms) {
       if (!term.weights) continue;
       rows.read(term.values);
-      for (int64_t first = begin; lanes.any(first < end); first += Lanes::width) {
-        const int64_t i = first + lanes.lane();
-        const int64_t pair = i >= end || of_queries ? i : pairs[i];
-        const int other = i < end ? other_of(pair) : -1;
-        queue.push(lanes, other >= 0, other, other >= 0 ? term.weights[pair] : Sum(0));
-        if (lanes.any(queue.is_full())) queue.flush(lanes, add);
-      }
-      queue.flush(lanes, add);
+      const auto pair_at = [&](int64_t i) -> Neighbor<Sum> {
+        const int64_t pair = of_queries ? i : pairs[i];
+        const int other = other_of(pair);
+        return {other >= 0 ? term.weights[pair] : Sum(0), other};
+      };
+      each_pair<Sum>(lanes, begin, end, pair_at, [&](const Neighbor<Sum>* some, int size) { rows.add(some, size); });
     }
     rows.finish(Sum(1));
   }
   POINTPROJ_FN int other_of(int64_t pair) const {
     if (of_queries) return lists(pair);
     return queries ? queries[pair] : lists.query_of(pair);
+  }
+};
+
+// The sums of reference points by atomics: rows of the queries times the weights of their pairs.
+template <class Sum>
+struct AddPairs {
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  ListedRows lists;
+  WeightedRows<Sum> term;
+  Matrix<Sum> sums;  // zeros before
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int query) const {
+    AtomicRows<Sum, Lanes> rows{lanes, term.values[query], sums};
+    const auto pair_at = [&](int64_t pair) -> Neighbor<Sum> {
+      const int row = lists(pair);
+      return {row >= 0 ? term.weights[pair] : Sum(0), row};
+    };
+    each_pair<Sum>(lanes, lists.first_pair(query), lists.first_pair(query + 1), pair_at,
+                   [&](const Neighbor<Sum>* some, int size) { rows.add(some, size); });
   }
 };
 
@@ -85,23 +117,17 @@ struct PairProducts {
   POINTPROJ_FN void operator()(Lanes& lanes, int query) const {
     const int64_t begin = lists.first_pair(query), end = lists.first_pair(query + 1);
     const typename Lanes::template RowProducts<Sum, 1> with(own[query], others, own.columns);
-    Queue<Sum, Lanes> queue(lanes);
     int64_t done = begin;
-    const auto add = [&](const Neighbor<Sum>* some, int size) {
+    // Where there is no neighbour, any row.
+    const auto pair_at = [&](int64_t pair) -> Neighbor<Sum> { return {Sum(0), greater(lists(pair), 0)}; };
+    each_pair<Sum>(lanes, begin, end, pair_at, [&](const Neighbor<Sum>* some, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const Sum product = with.with_neighbor(some, first, size);
         const int64_t pair = done + first + lanes.lane();
         if (first + lanes.lane() < size && lists(pair) >= 0) products[pair] = product;
       }
       done += size;
-    };
-    for (int64_t first = begin; lanes.any(first < end); first += Lanes::width) {
-      const int64_t pair = first + lanes.lane();
-      const bool exists = pair < end;
-      queue.push(lanes, exists, exists ? greater(lists(pair), 0) : 0, Sum(0));  // where there is none, any row
-      if (lanes.any(queue.is_full())) queue.flush(lanes, add);
-    }
-    queue.flush(lanes, add);
+    });
   }
 };
 
