@@ -15,6 +15,7 @@ from pointproj.compat.pairs import (
     by_distance,
     coordinates,
     nearest,
+    of_pairs,
     others,
     pairs_within,
     random_rows,
@@ -95,7 +96,7 @@ def radius_edges(
         squared = squared_lengths(
             query_points.index_select(0, edges[0]) - reference_points.index_select(0, edges[1])
         )
-        return edges.index_select(1, (squared < squared_radius).nonzero()[:, 0])
+        return edges.index_select(1, (squared < of_pairs(squared_radius, edges[0])).nonzero()[:, 0])
     queries, indices, squared = pairs_within(query_points, reference_points, r, inclusive=False, **offsets)
     edges = torch.stack([queries, indices])
     if skip_self:

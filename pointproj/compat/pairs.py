@@ -20,6 +20,7 @@ from pointproj.ops.neighbor_lists import radius_neighbors
 from pointproj.ops.specification.clouds import Clouds, queries_of
 from pointproj.ops.specification.reference import squared_lengths
 from pointproj.ops.specification.rounding import radius_in_range, rounded_root
+from pointproj.ops.torch_internals import filled, is_known
 
 Radius = float | Float[Tensor, "*batch q"]
 
@@ -158,10 +159,18 @@ def within(
             query_offsets, reference_offsets = (clouds * p.shape[1] for p in points)
         points = (p.flatten(0, 1) for p in points)
     clouds = checked_clouds(*points, query_offsets, reference_offsets, in_space=False)
+    radius = _of_queries(radius, query_points, query_points.dtype)
     number, radii = (0.0, radius.reshape(-1)) if isinstance(radius, Tensor) else (radius, None)
     row_splits, rows, distances = _within(*clouds.detached(), number, radii)
     distances = with_gradient(distances, rows, clouds, row_splits)
     return SortedPairs(row_splits, queries_of(row_splits, rows.shape[0]), rows, distances)
+
+
+def _of_queries(radius: Radius, query_points: Tensor, dtype: torch.dtype) -> Radius:
+    """The radius of each query instead of a number that torch.compile leaves open."""
+    if isinstance(radius, Tensor) or is_known(radius):
+        return radius
+    return filled(query_points.shape[:-1], radius, dtype, query_points.device)
 
 
 @torch.library.custom_op("pointproj::pairs_within", mutates_args=())
@@ -202,13 +211,19 @@ def boundary(radius: Radius, points: Tensor) -> tuple[Radius, Radius]:
     """
     limits = torch.finfo(points.dtype)
     farther = 1 + (points.shape[-1] > 3) * points.shape[-1] * limits.eps
+    radius = _of_queries(radius, points, torch.float64)
     if isinstance(radius, Tensor):
-        squared = radius.square()
+        squared = radius.square().to(points.dtype)
         return (rounded_root(squared) * farther).clamp(limits.tiny, limits.max), squared
     squared = torch.tensor(
         radius * radius, dtype=points.dtype, device="cpu"
     )  # the product in float64, then rounded
     return radius_in_range(rounded_root(squared).item() * farther, points.dtype), squared.item()
+
+
+def of_pairs(radius: Radius, queries: Int[Tensor, " pairs"]) -> Radius:
+    """The number, or that of each pair's query."""
+    return radius.flatten()[queries] if isinstance(radius, Tensor) else radius
 
 
 def pairs_within(
@@ -246,7 +261,7 @@ def pairs_within(
         )
         queries, rows, delta = found.query_indices, found.indices, found.displacements
     squared = squared_lengths(delta)
-    limit = squared_radius.flatten()[queries] if isinstance(squared_radius, Tensor) else squared_radius
+    limit = of_pairs(squared_radius, queries)
     chosen = (squared <= limit if inclusive else squared < limit).nonzero()[:, 0]
     queries, rows = queries[chosen], rows[chosen]
     if query_points.ndim == 3:
@@ -263,7 +278,9 @@ def first_within(
     first. The squared distances are differentiable twice in both sets of points. The rows, those within the
     cloud, ascend. Where there are fewer than k, squared distances are 0 and rows -1.
     """
-    radius = torch.tensor(radius, dtype=query_points.dtype, device="cpu").item()
+    if is_known(radius):
+        radius = torch.tensor(radius, dtype=query_points.dtype, device="cpu").item()
+    radius = _of_queries(radius, query_points, query_points.dtype)
     queries, found, squared = pairs_within(query_points, reference_points, radius, inclusive=False)
     shape = (*query_points.shape[:2], k)
     rank, count = ranks(queries), shape[0] * shape[1] * k

@@ -53,7 +53,7 @@ def knn_points(
         in float32. Where a cloud of ``p2`` has fewer than K points, and for rows of ``p1`` beyond
         ``lengths1``, ``dists`` and ``idx`` are 0. ``knn`` only with ``return_nn``.
     """
-    _check(p1, p2)
+    _check_pair(p1, p2)
     if norm != 2:
         raise ValueError(f"norm must be 2; PyTorch3D has norm 1 as well, pointproj does not; got {norm}")
     query_points, reference_points = coordinates(p1=p1, p2=p2)
@@ -107,7 +107,7 @@ def ball_query(
         are 0. All pairs within the radius are listed first: the host waits for the device to know their
         number, and memory grows with it.
     """
-    _check(p1, p2)
+    _check_pair(p1, p2)
     query_points, reference_points = coordinates(p1=p1, p2=p2)
     dists, idx = first_within(query_points, _without_padding(reference_points, lengths2), radius, K)
     absent = (idx < 0) | _beyond(p1, lengths1)
@@ -140,6 +140,7 @@ def sample_farthest_points(
     indices : (B, max K) int64 tensor
         Their rows; -1 in these slots.
     """
+    _check(points=points)
     clouds, size, _ = points.shape
     if lengths is not None and lengths.shape != (clouds,):
         raise ValueError("points and lengths must have same batch dimension.")
@@ -158,12 +159,16 @@ def sample_farthest_points(
     return _gathered(points, idx[..., None])[:, :, 0], idx
 
 
-def _check(p1: Tensor, p2: Tensor) -> None:
-    for name, points in (("p1", p1), ("p2", p2)):
+def _check(**clouds: Tensor) -> None:
+    for name, points in clouds.items():
         if points.ndim != 3:
             raise ValueError(
                 f"{name} must have shape (clouds, points, coordinates); got {tuple(points.shape)}"
             )
+
+
+def _check_pair(p1: Tensor, p2: Tensor) -> None:
+    _check(p1=p1, p2=p2)
     for axis, what in ((0, "batch"), (2, "point")):
         if p1.shape[axis] != p2.shape[axis]:
             got = f"{tuple(p1.shape)} and {tuple(p2.shape)}"

@@ -24,9 +24,10 @@ def problems_of(config: Config) -> Iterator[str]:
     yield from _misplaced(config)
     yield from _data_problems(config)
     yield from _query_problems(config)
-    if config.profiler.name == "line_profile" and config.compile:
+    if config.profiler.times_lines and config.compile:
+        written = "profiler=line_profile" if config.profiler.name == "line_profile" else "profiler.lines=true"
         yield (
-            "profiler=line_profile times lines of Python, which a compiled model does not run: "
+            f"{written} times lines of Python, which a compiled model does not run: "
             "write compile=false, or profiler=torch"
         )
     yield from _allocator_problems(config.allocator)

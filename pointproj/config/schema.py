@@ -294,6 +294,12 @@ class ProfilerConfig:
     memory: bool = value(True, "`torch`: record the memory that each operation allocates")
     flops: bool = value(True, "`torch`: count floating-point operations of matrix products and convolutions")
     stack: bool = value(False, "`torch`: record the lines of Python behind each operation")
+    lines: bool = value(False, "`torch`: record what `line_profile` does as well")
+
+    @property
+    def times_lines(self) -> bool:
+        """Whether lines of Python are timed."""
+        return self.name == "line_profile" or (self.name == "torch" and self.lines)
 
 
 @dataclass

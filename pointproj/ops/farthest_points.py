@@ -74,7 +74,7 @@ def farthest_points(
     else:
         first = offsets[:-1].long()
         offsets = offsets.int().contiguous()
-    steps = max(counts, default=0)
+    steps = max(0, *counts)
     if not size or not steps:
         rows = torch.full((clouds, steps), -1, device=points.device)
     else:
@@ -110,13 +110,14 @@ def _checked_counts(
     count: int | Sequence[int], clouds: int, points: Tensor, offsets: Tensor | None
 ) -> list[int]:
     """The count of each cloud."""
-    count = count.tolist() if hasattr(count, "tolist") else count  # an array, or a number of one
+    if not isinstance(count, int) and hasattr(count, "tolist"):  # an array, or a number of one
+        count = count.tolist()
     counts = list(count) if isinstance(count, Sequence) else [count] * clouds
     if isinstance(count, Sequence) and (offsets is None or len(counts) != clouds):
         expected = "an integer" if offsets is None else f"an integer or {clouds} of them, one for each cloud"
         raise ValueError(f"count must be {expected}; got {count!r}")
     for each in counts:
         arguments.check_size("count", each, least=0)
-    if offsets is None and max(counts, default=0) > points.shape[-2]:
+    if offsets is None and max(0, *counts) > points.shape[-2]:
         raise ValueError(f"count must be at most the {points.shape[-2]} points of a cloud; got {count}")
     return counts

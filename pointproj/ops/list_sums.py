@@ -14,6 +14,7 @@ from pointproj.ops.specification.reference import (
     masked_features,
     sigma_in_range,
 )
+from pointproj.ops.torch_internals import filled, is_known
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -94,6 +95,8 @@ def aggregate(
     elif reduce != "max":
         if isinstance(sigma, Tensor):
             sigma = sigma_in_range(sigma.reshape(()).to(dtype))
+        if not is_known(eps):
+            weighting = weighting._replace(eps=filled((), weighting.eps, dtype, features.device))
         if kernel in FINITE_SUPPORT:
             weighting = weighting._replace(support=_support(neighbors, pairs, kernel))
         weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)

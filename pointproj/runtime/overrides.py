@@ -138,7 +138,8 @@ def _problems(
             if (
                 isinstance(choice, list) and key != "experiment"
             ):  # Hydra merges them, so that the last one counts
-                yield f"{line}: expected one of {', '.join(groups[key])}, got {len(choice)} at once"
+                both = "; write profiler=torch profiler.lines=true" if "line_profile" in choice else ""
+                yield f"{line}: expected one of {', '.join(groups[key])}, got {len(choice)} at once{both}"
             if isinstance(choice, str) and choice not in groups[key]:
                 options = ", ".join(groups[key])
                 yield f"{key}={choice}: expected one of {options}{nearest(choice, groups[key])}"

@@ -26,7 +26,7 @@ class ProfilerUnavailable(RuntimeError):  # noqa: N818 - named as BackendUnavail
 
 def require_profiler(config: ProfilerConfig) -> None:
     """Raise :class:`ProfilerUnavailable` unless the package or device behind ``profiler=`` is there."""
-    if config.name == "line_profile" and importlib.util.find_spec("line_profiler") is None:
+    if config.times_lines and importlib.util.find_spec("line_profiler") is None:
         raise ProfilerUnavailable(
             "profiler=line_profile needs a package that is not installed: pip install 'line_profiler>=5', or "
             "write profiler=torch"
@@ -38,7 +38,7 @@ def require_profiler(config: ProfilerConfig) -> None:
 class StepProfiler:
     """Records some training steps: call ``step()`` after each step, and ``close()`` at the end.
 
-    Files are written below ``folder/profile``. ``functions`` are those that ``profiler=line_profile`` times.
+    Files are written below ``folder/profile``. ``functions`` are those whose lines are timed.
     With ``profiler=none`` nothing is recorded.
     """
 
@@ -49,7 +49,9 @@ class StepProfiler:
         self._functions = functions
         self._folder = folder / "profile"
         self.recording: Any = None  # PhysicsNeMo's profiler, while it is attached to the steps
-        self._tool: Any = None  # the profiler of torch or line_profiler in it
+        # The profilers of torch and of line_profiler in it.
+        self._torch: Any = None
+        self._lines: Any = None
         self._taken = 0
         # torch's tracer starts one step earlier, so that its setup is not part of the recording.
         self._warmup = min(1, config.skip) if config.name == "torch" else 0
@@ -62,7 +64,9 @@ class StepProfiler:
             self._start_if_due()
             return
         self.recording.step()
-        if self._taken == self._config.skip + self._config.steps:
+        if self._taken == self._config.skip:
+            self._start_lines()
+        elif self._taken == self._config.skip + self._config.steps:
             self._end(self._config.steps)
 
     def close(self) -> None:
@@ -89,20 +93,28 @@ class StepProfiler:
         self._folder.mkdir(parents=True, exist_ok=True)
         self.recording = profiler = Profiler()
         profiler.output_path = self._folder
-        tool = profiler.enable(config.name)
-        if config.name == "torch":
+        of_torch = profiler.enable("torch") if config.name == "torch" else None
+        of_lines = profiler.enable("line_profile") if config.times_lines else None
+        if of_torch:
             from torch.profiler import schedule
 
             steps = schedule(wait=0, warmup=self._warmup, active=config.steps, repeat=1)
             recorded = {"record_shapes": config.shapes, "profile_memory": config.memory}
-            tool.reconfigure(schedule=steps, with_flops=config.flops, with_stack=config.stack, **recorded)
-            profiler.__enter__()
-        else:
-            profiler.initialize()
+            of_torch.reconfigure(schedule=steps, with_flops=config.flops, with_stack=config.stack, **recorded)
+        profiler.initialize()
+        if of_lines:
+            self._lines = of_lines._profiler
             for function in self._functions:
-                profiler(function)  # registers the function; the returned wrapper is not used
-            tool._profiler.enable_by_count()
-        self._tool = tool._profiler
+                of_lines(function)  # registers the function; the returned wrapper is not used
+        if of_torch:
+            profiler.__enter__()
+            self._torch = of_torch._profiler
+        if self._taken == config.skip:
+            self._start_lines()
+
+    def _start_lines(self) -> None:
+        if self._lines:  # not while torch warms up
+            self._lines.enable_by_count()
 
     def _end(self, recorded: int) -> None:
         """Stop the recording; if steps were recorded, write the files, and log what took longest."""
@@ -110,51 +122,53 @@ class StepProfiler:
         if self._config.name == "nvtx":
             profiler.close()
             return
-        if self._config.name == "torch":
+        if self._lines and self._taken >= self._config.skip:
+            self._lines.disable_by_count()
+        if self._torch:
             profiler.__exit__(None, None, None)
-        else:
-            self._tool.disable_by_count()
         if recorded > 0:
             profiler.finalize()
             self._complete_tables()
             log.info("profiler: %d steps recorded in %s", recorded, self._folder)
-            unit, timed = self._timed()
-            timed.sort(key=lambda row: row[0], reverse=True)
-            total = sum(row[0] for row in timed) or 1.0
-            log.info("  %6s %9s %10s  %s", "share", "ms/step", "calls/step", unit)
-            for milliseconds, calls, name in timed[:TOP]:
-                share, each = milliseconds / total, milliseconds / recorded
-                log.info("  %6s %9.3f %10.1f  %s", f"{share:.1%}", each, calls / recorded, name)
+            for unit, timed in self._timed():
+                timed.sort(key=lambda row: row[0], reverse=True)
+                total = sum(row[0] for row in timed) or 1.0
+                log.info("  %6s %9s %10s  %s", "share", "ms/step", "calls/step", unit)
+                for milliseconds, calls, name in timed[:TOP]:
+                    share, each = milliseconds / total, milliseconds / recorded
+                    log.info("  %6s %9.3f %10.1f  %s", f"{share:.1%}", each, calls / recorded, name)
         _forget_profilers()
 
     def _complete_tables(self) -> None:
         """Add a table by the shapes of inputs, and remove that of a GPU where there was none."""
-        if self._config.name != "torch":
+        if not self._torch:
             return
         folder = self._folder / "torch"
         if not torch.cuda.is_available():
             (folder / "gpu_time.txt").unlink(missing_ok=True)
         if self._config.shapes:
-            by_shape = self._tool.key_averages(group_by_input_shape=True).table(
+            by_shape = self._torch.key_averages(group_by_input_shape=True).table(
                 sort_by="self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
             )
             (folder / "by_shape.txt").write_text(by_shape, encoding="utf-8")
 
-    def _timed(self) -> tuple[str, list[tuple[float, int, str]]]:
-        """Return the kind of what was timed, and rows of milliseconds, calls and name.
+    def _timed(self) -> Iterator[tuple[str, list[tuple[float, int, str]]]]:
+        """Yield the kinds of what was timed, and rows of milliseconds, calls and name.
 
-        If there were GPU kernels, only these are returned.
+        If there were GPU kernels, they are yielded instead of torch's operations.
         """
-        if self._config.name == "line_profile":
-            return "line", [*_lines(self._tool.get_stats())]
+        if self._lines:
+            yield "line", [*_lines(self._lines.get_stats())]
+        if not self._torch:
+            return
         from torch.autograd import DeviceType
 
-        averages = (event for event in self._tool.key_averages() if not event.is_user_annotation)
+        averages = (event for event in self._torch.key_averages() if not event.is_user_annotation)
         events = [event for event in averages if not event.key.startswith("ProfilerStep")]
         kernels = [event for event in events if event.device_type == DeviceType.CUDA]
         unit, clock = ("GPU kernel", "device") if kernels else ("operation", "cpu")
         name = f"self_{clock}_time_total"
-        return unit, [(getattr(e, name) / 1e3, e.count, e.key[:70]) for e in kernels or events]
+        yield unit, [(getattr(e, name) / 1e3, e.count, e.key[:70]) for e in kernels or events]
 
 
 class NvtxRanges:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pointproj.compat import physicsnemo, pointnet2, pytorch3d, scipy, sklearn, torch_geometric
+from pointproj.compat import physicsnemo, pointnet2, pytorch3d, scipy, sklearn, torch_cluster, torch_geometric
 from tests.compat.comparison import points
 from tests.ops.test_gpu import waiting_is_an_error
 
@@ -54,6 +54,21 @@ def test_one_graph(call: Callable):
     function, inputs = call("cpu")
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
+
+
+@pytest.mark.parametrize("of", [pytorch3d, pointnet2, torch_cluster], ids=lambda of: of.__name__)
+def test_a_radius_that_changes(of: object):
+    """What torch.compile takes for a variable from the second radius on gives the same pairs."""
+    torch._dynamo.reset()
+    x, y = points(40, 3), points(30, 3, seed=1)
+    calls = {
+        pytorch3d: lambda r: pytorch3d.ball_query(y[None], x[None], K=4, radius=r).idx,
+        pointnet2: lambda r: pointnet2.ball_query(r, 4, x[None], y[None]),
+        torch_cluster: lambda r: torch_cluster.radius(x, y, r),
+    }
+    compiled = torch.compile(calls[of], fullgraph=True, backend="aot_eager", dynamic=True)
+    for radius in (0.3, 0.5, 0.7):
+        assert torch.equal(compiled(radius), calls[of](radius))
 
 
 @pytest.mark.gpu

@@ -183,7 +183,7 @@ def test_a_missing_choice_is_named():
         ("compile=maybe", ["compile=maybe: expected true or false"]),
         ("compile=2", ["compile=2: expected true or false"]),
         ("data.resample=true,2", ["expected true or false"]),
-        ("profiler=[torch,line_profile]", ["expected one of line_profile, none, nvtx, torch, got 2 at once"]),
+        ("profiler=[torch,line_profile]", ["got 2 at once; write profiler=torch profiler.lines=true"]),
         (
             "profiler=[torch,line_profile],none",
             ["expected one of line_profile, none, nvtx, torch, got 2 at once"],

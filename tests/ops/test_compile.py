@@ -131,8 +131,11 @@ def test_one_graph_for_all_radii(where: Where):
         scales = (radius, 2 * radius)
         lists = pointproj.radius_neighbors(*points, scales, max_neighbors=(3, 4), index=index, **settings)
         csr = pointproj.radius_neighbors(*points, radius, capacity=300, **settings)
+        box = 7 * radius, 8 * radius, torch.inf
+        periodic = pointproj.radius_neighbors(*points, radius, max_neighbors=3, box=box, **settings)
         inverse = {"kernel": "inverse_distance", "power": 3 * radius, "eps": radius / 9}
         parts = [pointproj.aggregate(problem.features, part, kernel="compact") for part in (*lists, csr)]
+        parts += [pointproj.aggregate(problem.features, part, **inverse) for part in (periodic, csr)]
         parts += [
             pointproj.radius_aggregate(*problem[:3], radius, kernel="compact", index=index, **settings),
             pointproj.knn_aggregate(*problem[:3], 4, max_radius=radius, **inverse, **settings),

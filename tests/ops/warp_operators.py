@@ -148,11 +148,11 @@ def on_line(launch: Launch, x: Tensor, offset: Tensor | None, slope: float, *, z
 
 @warp_op(
     "pointproj_tests::rosenbrock",
-    outputs=lambda xy, a, b: {"z": (xy.shape[:1], xy.dtype)},
+    outputs=lambda xy, **_: {"z": (xy.shape[:1], xy.dtype)},
     differentiable=["xy"],
     backward=ADJOINT,
 )
-def rosenbrock(launch: Launch, xy: Tensor, a: float, b: float, z: Tensor) -> None:
+def rosenbrock(launch: Launch, xy: Tensor, a: float, b: float, *, z: Tensor) -> None:
     launch(_rosenbrock, len(xy), xy, a, b, z)
 
 

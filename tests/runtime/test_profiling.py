@@ -116,11 +116,15 @@ def test_training_that_ends_before_the_recording_says_so(tmp_path, work, caplog,
     assert not [path for path in tmp_path.rglob("run/**/*") if path.is_file()]
 
 
-@pytest.mark.parametrize("job", [0, 1])
-def test_line_profile_counts_the_steps_asked_for(tmp_path, work, caplog, job):
+@pytest.mark.parametrize("name", ["line_profile", "torch"])
+def test_line_profile_counts_the_steps_asked_for(tmp_path, work, caplog, name):
     pytest.importorskip("line_profiler", reason="line_profile needs line_profiler")
     caplog.set_level(logging.INFO)
-    take_steps(ProfilerConfig(name="line_profile", skip=2, steps=3), tmp_path / "run", work, 8)
+    config = ProfilerConfig(name=name, lines=name == "torch", skip=2, steps=3)
+    take_steps(config, tmp_path / "run", work, 8)
+    if name == "torch":
+        events = json.loads((tmp_path / "run/profile/torch/trace.json").read_text())["traceEvents"]
+        assert sum(event.get("name") == "MmBackward0" for event in events) == 3
     table = (tmp_path / "run/profile/line_profiler/profiler_stats.txt").read_text()
     row = next(line for line in table.splitlines() if "matrix @ matrix" in line)
     assert row.split()[:2] == ["3", "3"]  # line 3, three hits

@@ -5,36 +5,14 @@ for a constant: it would compile once for each radius. Such a call goes to a sec
 needed, which has these numbers in one tensor on the CPU, where reading them waits for no device.
 """
 
-import dis
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pointproj.ops.torch_internals import filled, is_known
-
-
-def unread_floats(function: Callable, parameters: dict[str, Any]) -> list[str]:
-    """Names of the numbers among the parameters that the code of a function of all of them does not use."""
-    if not inspect.isfunction(function):
-        return []
-    code = function.__code__
-    used = set()
-    for instruction in dis.get_instructions(code):
-        names = instruction.argval
-        used.update(names if isinstance(names, tuple) else (names,))
-    own = list(code.co_varnames[: code.co_argcount])
-    if code.co_flags & inspect.CO_VARARGS:
-        rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount]
-        own += [rest] * (len(parameters) - len(own))
-    return [
-        name
-        for name, mine in zip(parameters, own, strict=False)
-        if is_float(parameters[name]) and mine not in used
-    ]
 
 
 def is_float(kind: Any) -> bool:

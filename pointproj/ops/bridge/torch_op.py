@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.eager import Rule, all_of, register_ways
-from pointproj.ops.bridge.open_numbers import WithNumbers, unread_floats
+from pointproj.ops.bridge.open_numbers import WithNumbers
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 from pointproj.ops.torch_internals import any_requires_grad
 
@@ -70,7 +70,7 @@ def torch_op(
     backward: Callable[[Tensors, dict[str, bool], Saved], OptionalTensors] | None = None,
     second_backward: Callable[[Tensors, Tensors, Saved], Tensors] | None = None,
     register: Register = opaque,
-    numbers: Sequence[str] | None = None,
+    numbers: Sequence[str] = (),
 ) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     """Register an operator and its derivatives with torch.
 
@@ -98,9 +98,8 @@ def torch_op(
     register : callable
         ``register(name, function, fake)`` makes the operators of ``forward``, ``backward`` and
         ``second_backward``, and returns what calls them; by default they are opaque to torch.compile.
-    numbers : sequence of str, optional
+    numbers : sequence of str
         Arguments of type ``float`` that no shape depends on: torch.compile need not compile for each value.
-        By default those that the code of ``outputs`` does not use.
 
     Returns
     -------
@@ -148,8 +147,6 @@ def torch_op(
     operator = _define(
         name, declared.parameters, declared.count, forward, fake, rule, register, declared.defaults
     )
-    if numbers is None:
-        numbers = unread_floats(outputs, declared.parameters)
     operator.open_numbers = tuple(numbers)
     operator.made_with_numbers = partial(_with_numbers, declared, operator, outputs, first, second)
     return operator

@@ -1,8 +1,8 @@
 """Turn Warp launches into a torch operator: compilable, capturable, differentiable.
 
-    @warp_op("demo::rosenbrock", outputs=lambda xy, a, b: {"z": (xy.shape[:1], xy.dtype)},
+    @warp_op("demo::rosenbrock", outputs=lambda xy, **_: {"z": (xy.shape[:1], xy.dtype)},
              differentiable=("xy",), backward=ADJOINT)
-    def rosenbrock(launch, xy: Tensor, a: float, b: float, z: Tensor):
+    def rosenbrock(launch, xy: Tensor, a: float, b: float, *, z: Tensor):
         launch(rosenbrock_kernel, len(xy), xy, a, b, z)
 
 The launcher names its inputs, then its outputs, and passes torch tensors straight to kernels. torch owns
@@ -18,7 +18,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from pointproj.ops.bridge.open_numbers import is_float, unread_floats
+from pointproj.ops.bridge.open_numbers import is_float
 from pointproj.ops.bridge.torch_op import Spec, empty_like, opaque, signed, torch_op, with_defaults
 from pointproj.ops.bridge.warp_checks import CheckedLaunch, kinds_of
 from pointproj.ops.bridge.warp_launch import Launch, has_gradient
@@ -48,7 +48,8 @@ def warp_op(
     outputs : callable
         Takes the inputs; shape and dtype of each output by name. The launcher gets them allocated and
         uninitialised, as the arguments that carry these names. It may name some of the inputs and end in
-        ``**others``; the launcher's outputs are then its keyword-only arguments.
+        ``**others``; the launcher's outputs are then its keyword-only arguments. torch.compile makes code for
+        each value of a number that it names, and one code for all values of the others.
     differentiable : sequence of str
         Names of the inputs that get a gradient.
     grad_outputs : int
@@ -85,8 +86,7 @@ def warp_op(
     -----
     Tensors must be dense where the kernel's array type is a vector or matrix; other strides are passed on.
     For an argument of ``wp.uint64`` a launch takes a ``wp.HashGrid`` or ``wp.Mesh`` itself, and keeps it.
-    Generic kernels are compiled for the dtypes of the tensors. torch.compile makes code for each value of a
-    number that ``outputs`` uses, and one code for all values of the others.
+    Generic kernels are compiled for the dtypes of the tensors.
     """
 
     def decorate(launcher: Callable[..., None]) -> Callable[..., Tensor | tuple[Tensor, ...]]:
@@ -142,9 +142,7 @@ class _Bridge:
                 f"{inputs}; got {names}"
             )
         self.read = [names.index(name) for name in read]  # by the function of the outputs
-        named = {name: self.annotations[name] for name in read}
-        floats = [name for name, kind in self.annotations.items() if is_float(kind)]
-        self.numbers = [n for n in floats if n not in named or n in unread_floats(outputs, named)]
+        self.numbers = [n for n, kind in self.annotations.items() if is_float(kind) and n not in read]
         self.tensor = next(i for i, p in enumerate(self.inputs) if p.annotation is Tensor)  # always there
 
     def specs(self, args: Sequence[Any]) -> dict[str, Spec]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pointproj.ops.specification.clouds import Clouds, queries_of, rows_of
 from pointproj.ops.specification.reference import squared_lengths
+from pointproj.ops.torch_internals import filled, is_known
 
 
 class PeriodicBox(NamedTuple):
@@ -23,16 +24,17 @@ class PeriodicBox(NamedTuple):
     @property
     def images(self) -> int:
         """How many places each query is searched from."""
-        return 2 ** sum(math.isfinite(length) for length in self.lengths)
+        return 2 ** sum(length < math.inf for length in self.lengths)
 
     def moved_inside(self, points: Tensor) -> Tensor:
         """The points moved into the box; those inside keep every bit."""
         columns = []
         for x, length in zip(points.unbind(-1), self.lengths, strict=True):
-            if math.isfinite(length):
-                moved = x - length * _divided(x, length).floor()
+            if length < math.inf:
+                end = _number(length, x)
+                moved = x - end * _divided(x, length).floor()
                 # Just below 0 that rounds up to the length itself, which is the same place as 0. NaN remains.
-                x = torch.where((x >= 0) & (x < length), x, torch.where(moved >= length, 0.0, moved))
+                x = torch.where((x >= 0) & (x < end), x, torch.where(moved >= end, 0.0, moved))
             columns.append(x)
         return torch.stack(columns, -1)
 
@@ -40,7 +42,8 @@ class PeriodicBox(NamedTuple):
         """All images of the queries, those of one query side by side, and the reference points in the box."""
         points = self.moved_inside(clouds.query_points)[:, None]
         for axis, length in enumerate(self.lengths):
-            if math.isfinite(length):
+            if length < math.inf:
+                length = _number(length, points)
                 shift = torch.zeros_like(points)
                 shift[..., axis] = torch.where(points[..., axis] < length / 2, length, -length)
                 points = torch.cat([points, points + shift], 1)
@@ -55,7 +58,9 @@ class PeriodicBox(NamedTuple):
         """Displacements (..., 3) to the nearest copy of a point."""
         columns = []
         for x, length in zip(displacements.unbind(-1), self.lengths, strict=True):
-            columns.append(x - length * _divided(x.detach(), length).round() if math.isfinite(length) else x)
+            if length < math.inf:
+                x = x - _number(length, x) * _divided(x.detach(), length).round()
+            columns.append(x)
         return torch.stack(columns, -1)
 
     def merged(self, rows: Tensor, clouds: Clouds, k: int) -> Tensor:
@@ -82,4 +87,9 @@ class PeriodicBox(NamedTuple):
 
 def _divided(x: Tensor, length: float) -> Tensor:
     """The rounded quotient: CUDA multiplies by the inverse of a number, which moves half a box off a half."""
-    return x / x.new_full((), length)
+    return x / filled((), length, x.dtype, x.device)
+
+
+def _number(length: float, like: Tensor) -> float | Tensor:
+    """A tensor for a length that torch.compile does not know, which would else compile for each one."""
+    return length if is_known(length) else filled((), length, like.dtype, like.device)

@@ -1,5 +1,6 @@
 """Distances as an operator: they are known from a search, and get derivatives here."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -14,6 +15,8 @@ from pointproj.ops.specification.periodic import PeriodicBox
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 from pointproj.ops.torch_internals import is_transforming
 
+NOT_PERIODIC = PeriodicBox((math.inf, math.inf, math.inf))
+
 
 def with_gradient(
     distances: Float[Tensor, "*pairs"],
@@ -27,7 +30,7 @@ def with_gradient(
     needed = torch.is_grad_enabled() and (points[0].requires_grad or points[1].requires_grad)
     if not needed and not is_transforming():
         return distances
-    return _distances(*points, distances, rows, row_splits, list(box.lengths) if box else [])
+    return _distances(*points, distances, rows, row_splits, *(box or NOT_PERIODIC).lengths)
 
 
 def _forward(
@@ -36,20 +39,23 @@ def _forward(
     distances: Tensor,
     rows: Tensor,
     row_splits: Tensor | None,
-    lengths: list[float],
+    box_x: float,
+    box_y: float,
+    box_z: float,
 ) -> tuple[Tensor]:
     return (distances.clone(),)  # an operator must not return an input
 
 
 def _chunks(saved: Saved) -> Iterator[tuple[slice, slice, IndexedPairs]]:
     """Some of the pairs: their slice, the slice of their query points, and the pairs themselves."""
-    query_points, reference_points, distances, rows, row_splits, lengths = saved.inputs.values()
+    query_points, reference_points, distances, rows, row_splits, *lengths = saved.inputs.values()
     if not (query_points.shape[0] and reference_points.shape[0]):
         return
     exists, queries = rows >= 0, None
     if row_splits is not None:
         queries = distinct_rows(queries_of(row_splits, len(rows)), exists, len(query_points))
-    rows, box = distinct_rows(rows, exists, len(reference_points)), PeriodicBox(lengths) if lengths else None
+    rows, box = distinct_rows(rows, exists, len(reference_points)), PeriodicBox(tuple(lengths))
+    box = None if box == NOT_PERIODIC else box
     apart = (exists & (distances > 0))[..., None]
     for at in chunks_of(rows, width=3):
         own = at if queries is None else slice(None)
@@ -91,4 +97,5 @@ _distances = torch_op(
     differentiable=("query_points", "reference_points"),
     backward=_backward,
     second_backward=_second_backward,
+    numbers=("box_x", "box_y", "box_z"),
 )
