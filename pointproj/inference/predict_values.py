@@ -17,6 +17,7 @@ from pointproj.geometry.files.measured import INSTALL, VTK_SUFFIXES, missing_pac
 from pointproj.geometry.files.measured.writing import SUFFIXES, write_grid, write_values
 from pointproj.geometry.files.points import SUFFIXES as READABLE
 from pointproj.geometry.files.points import Cloud, read_cloud
+from pointproj.geometry.files.text import Content
 from pointproj.geometry.meshes import query_grid
 from pointproj.inference.field_model import FieldModel
 from pointproj.inference.trained_model import TrainedModel, load_trained
@@ -106,7 +107,12 @@ def _cloud(trained: TrainedModel, source: Path) -> Cloud:
     data = trained.config.data
     sampling = Sampling.for_prediction(data)
     sample = lambda surface, _, generator: sample_cloud(surface, sampling, generator)[:2]  # noqa: E731
-    return read_cloud(source, data.points, most=data.most_points, sample=sample, thin=sampling.thin)
+    chosen = {"most": data.most_points, "sample": sample, "thin": sampling.thin}
+    if source.suffix.lower() in VTK_SUFFIXES:
+        held = read_geometry(source, "points")
+        mesh = held.mesh or held.geometry
+        chosen["content"] = Content(mesh.vertices, mesh.faces)
+    return read_cloud(source, data.points, **chosen)
 
 
 def _outputs(given: argparse.Namespace, where: str) -> dict[Path, Path]:

@@ -113,6 +113,11 @@ def test_distances_in_the_unit_of_the_file(tmp_path, target):
     model, cloud = load_trained(tmp_path, "cpu", targets=[target]), read_cloud(source, 256)
     values = model.field(cloud.points)(cloud.placement.to_cube(own.points).astype(np.float32))
     np.testing.assert_allclose(own[f"{target}_predicted"], values * cloud.placement.scale, atol=1e-3)
+    for name, data in {"ball.vtp": sphere, "ball.vtu": sphere.cast_to_unstructured_grid()}.items():
+        data.save(tmp_path / name)
+        own = _predicted(tmp_path, tmp_path / name, tmp_path / f"result{name[-4:]}")
+        values = model.field(cloud.points)(cloud.placement.to_cube(own.points).astype(np.float32))
+        np.testing.assert_allclose(own[f"{target}_predicted"], values * cloud.placement.scale, atol=1e-2)
 
 
 def test_fields_of_a_volume_on_a_grid(tmp_path):
