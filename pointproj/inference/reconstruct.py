@@ -3,7 +3,6 @@
 import argparse
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,16 +12,15 @@ from trimesh import Trimesh
 from pointproj.data.clouds import Sampling, sample_cloud
 from pointproj.data.errors import DataError
 from pointproj.geometry.files import SINGLE_PRECISION, WRITERS, read_mesh, write_mesh
-from pointproj.geometry.files.points import SUFFIXES, Cloud, read_cloud
+from pointproj.geometry.files.points import Cloud, read_cloud
 from pointproj.geometry.isosurfaces import reconstruct, side_for
 from pointproj.geometry.meshes import LONGEST_SIDE, Mesh, piece_volumes
 from pointproj.geometry.sampling import PointSource
 from pointproj.inference.arguments import MOST_SIDE, WEIGHTS
-from pointproj.inference.predict_values import predict_values
+from pointproj.inference.predict_values import outputs_for, predict_values
 from pointproj.inference.trained_model import SOLID_TARGETS, TrainedModel, load_trained, target_of
 from pointproj.runtime.errors import is_user_error
 from pointproj.runtime.progress_bar import progress
-from pointproj.runtime.run_folder import require_writable
 from pointproj.viz.renderings import cloud_panel, draw_rows, surface_panel
 
 log = logging.getLogger(__name__)
@@ -111,27 +109,13 @@ def _warn_of_strays(cloud: Cloud) -> None:
 
 def _outputs(given: argparse.Namespace) -> dict[Path, list[Path]]:
     """Return the files to write for each input file."""
-    out = given.out
-    suffix = out.suffix.lower()
-    if suffix in SUFFIXES or (suffix[1:].isalpha() and not out.is_dir()):
-        if suffix not in WRITERS:
-            raise DataError(f"--out {out}: expected a folder, or a file of {', '.join(WRITERS)}")
-        if len(given.files) > 1:
-            raise DataError(f"--out {out} is one file for {len(given.files)} meshes: name a folder")
-        require_writable(out.parent)
-        return {given.files[0]: [out, out.with_suffix(".png")]}
-    stems = Counter(path.stem for path in given.files)
-    names = [path.stem if stems[path.stem] == 1 else path.name for path in given.files]
-    same = [name for name, count in Counter(names).items() if count > 1]
-    if same:
-        raise DataError(
-            f"several files are called {', '.join(same)}: give them to calls with their own --out"
-        )
-    require_writable(out)
-    return {
-        path: [out / f"{name}-reconstruction{suffix}" for suffix in (".ply", ".off", ".png")]
-        for path, name in zip(given.files, names, strict=True)
-    }
+    suffixes = ".ply", ".off", ".png"
+    return outputs_for(
+        given,
+        [*WRITERS],
+        lambda out: [out, out.with_suffix(".png")],
+        lambda _, stem: [stem.with_name(f"{stem.name}-reconstruction{suffix}") for suffix in suffixes],
+    )
 
 
 def predict_files(given: argparse.Namespace) -> None:

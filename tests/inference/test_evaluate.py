@@ -212,8 +212,10 @@ def test_predict_takes_several_files_and_goes_on_after_one_that_it_cannot_use(
     call("predict", trained, chair, tmp_path / "chair_5001.stl", "--out", tmp_path / "two", "--side", 16)
     names = {file.name for file in (tmp_path / "two").glob("*.ply")}
     assert names == {f"chair_5001{suffix}-reconstruction.ply" for suffix in (".off", ".stl")}
-    for wrong in ((chair, chair), (chair, table, "--out", tmp_path / "one.stl")):
-        with pytest.raises(SystemExit, match=r"called chair_5001\.off|one\.stl is one file for 2 meshes"):
+    for wrong in ((chair, chair), (chair, table, "--out", tmp_path / "one.stl"), (chair, "--out", chair)):
+        with pytest.raises(
+            SystemExit, match=r"called chair_5001\.off|stl is one file for 2|is an input file"
+        ):
             call("predict", trained, *wrong)
 
 

@@ -76,6 +76,17 @@ def test_what_is_missing_is_named(run, tmp_path):
     stream = ["--parameters", "stream_x=1", "stream_y=0", "stream_z=0"]
     with pytest.raises(DataError, match="trained with normals"):
         main([str(run), str(tmp_path / "cloud.npz"), "--out", str(tmp_path), *stream])
+    for words, reason in {
+        "stream_x=nan": "each name once, and finite",
+        "stream_x=1 stream_x=2": "each name once",
+        "speed=1": "speed: the parameters of the network are stream_x, stream_y, stream_z",
+    }.items():
+        with pytest.raises(DataError, match=reason):
+            main([str(run), str(tmp_path / "cloud.npz"), "--parameters", *words.split()])
+    with pytest.raises(DataError, match=r"absent\.vtp: no such file"):
+        main([str(run), str(tmp_path / "absent.vtp"), "--out", str(tmp_path)])
+    with pytest.raises(DataError, match=r"several files are called body\.vtp"):
+        main([str(run), "a/body.vtp", "b/body.vtp", "--out", str(tmp_path)])
     np.savez(tmp_path / "result.npz", points=np.eye(3))
     with pytest.raises(DataError, match=r"result\.npz is an input file, which stays"):
         main([str(run), str(tmp_path / "result.npz"), "--out", str(tmp_path / "result.npz")])
@@ -102,6 +113,11 @@ def test_distances_in_the_unit_of_the_file(tmp_path, target):
     model, cloud = load_trained(tmp_path, "cpu", targets=[target]), read_cloud(source, 256)
     values = model.field(cloud.points)(cloud.placement.to_cube(own.points).astype(np.float32))
     np.testing.assert_allclose(own[f"{target}_predicted"], values * cloud.placement.scale, atol=1e-3)
+    for name, data in {"ball.vtp": sphere, "ball.vtu": sphere.cast_to_unstructured_grid()}.items():
+        data.save(tmp_path / name)
+        own = _predicted(tmp_path, tmp_path / name, tmp_path / f"result{name[-4:]}")
+        values = model.field(cloud.points)(cloud.placement.to_cube(own.points).astype(np.float32))
+        np.testing.assert_allclose(own[f"{target}_predicted"], values * cloud.placement.scale, atol=1e-2)
 
 
 def test_fields_of_a_volume_on_a_grid(tmp_path):

@@ -94,6 +94,7 @@ def read_cloud(
     sample: Sample = SurfaceSampler.draw,
     thin: Thin = random_subset,
     sensors: str | Path | None = None,
+    content: Content | None = None,
 ) -> Cloud:
     """Read a file as a cloud, moved and scaled into the query cube like the training shapes.
 
@@ -115,6 +116,8 @@ def read_cloud(
     sensors : path, optional
         File with the positions of the sensors that saw the points, in the coordinates of the cloud: one row
         for each point, or one row for all.
+    content : Content, optional
+        What the file holds, if it is read already; then any suffix is good.
 
     Raises
     ------
@@ -124,10 +127,10 @@ def read_cloud(
         inside.
     """
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
+    if content is None and path.suffix.lower() not in SUFFIXES:
         raise MeshError(path, f"is of an unknown kind: expected {', '.join(SUFFIXES)}, got {path.suffix!r}")
     generator = np.random.default_rng(seed)
-    content = _read(path)
+    content = _read(path) if content is None else content
     if len(content.faces) or path.suffix.lower() not in POINT_SUFFIXES:
         if sensors is not None:
             raise MeshError(path, "is a mesh, which no sensor has seen: leave the sensors out")

@@ -42,6 +42,9 @@ def triangles_of(
         corners, start = polygons[number], np.searchsorted(owners, number)
         if len(corners) > MOST_CORNERS:
             raise FormatError(f"has a concave polygon of {len(corners)} corners: write triangles")
+        if len(corners) == 4:  # the other diagonal
+            triangles[start : start + 2] = np.asarray(corners)[[[1, 2, 3], [1, 3, 0]]]
+            continue
         axis = int(np.abs(normals[number]).argmax())
         flat = np.delete(vertices[corners], axis, axis=1) * [1, normals[number, axis] * (-1) ** axis]
         ears = _ears(flat)
