@@ -1,20 +1,21 @@
 """Measure two commits on this machine, each twice: an earlier one, and the tree of this code."""
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pointproj.benchmark.results import OK, Row, fastest, read_rows, select
-from pointproj.machine import PROJECT
+from pointproj.machine import COMMIT_VARIABLE, PROJECT
 
 
 class RevisionError(RuntimeError):
-    """A commit that cannot be checked out or measured."""
+    """A commit that is not there or cannot be measured."""
 
 
 def measure(base: str, arguments: Sequence[str]) -> tuple[list[Row], list[Row]]:
@@ -22,14 +23,16 @@ def measure(base: str, arguments: Sequence[str]) -> tuple[list[Row], list[Row]]:
 
     The order is base, here, here, base, so that a machine that gets slower is no difference. Of each row the
     lesser time counts: other programs only add to it. How far the two times of a row differ is printed.
-    The commit is checked out in a temporary worktree, and its libraries are compiled if they differ.
+    The commit's files are in a temporary folder, and its libraries are compiled if they differ.
     RevisionError if there is no such commit, or a benchmark fails.
     """
-    with TemporaryDirectory() as folder, checked_out(base, Path(folder) / "tree") as tree:
-        rows: dict[Path, list[list[Row]]] = {tree: [], PROJECT: []}
+    with TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        commits = {tree: extract(base, tree), PROJECT: None}
+        rows: dict[Path, list[list[Row]]] = {root: [] for root in commits}
         for turn, root in enumerate((tree, PROJECT, PROJECT, tree)):
             file = Path(folder) / f"{turn}.csv"
-            _bench(root, [*arguments, f"output={file}"])
+            _bench(root, commits[root], [*arguments, f"output={file}"])
             rows[root].append(read_rows(file))
         before, after = (least(*runs) for runs in rows.values())
         return before, after
@@ -46,33 +49,30 @@ def least(first: list[Row], second: list[Row]) -> list[Row]:
     return [replace(fastest(select(pair, status=OK)) or pair[0], date=pair[0].date) for pair in pairs]
 
 
-@contextmanager
-def checked_out(base: str, tree: Path) -> Iterator[Path]:
-    """Check a commit out in a worktree, which is removed afterwards."""
-    _git(
-        "rev-parse",
-        "--verify",
-        "--quiet",
-        "--end-of-options",
-        f"{base}^{{commit}}",
-        failure=f"there is no commit {base!r}",
-    )
-    _git("worktree", "add", "--detach", str(tree), base, failure=f"{base} cannot be checked out")
-    try:
-        yield tree
-    finally:
-        _git("worktree", "remove", "--force", str(tree), failure=f"the worktree {tree} cannot be removed")
+def extract(base: str, folder: Path) -> str:
+    """Write the files of a commit into a folder; return the commit's short name."""
+    failure = f"there is no commit {base!r}"
+    name = ("rev-parse", "--verify", "--quiet", "--short=12", "--end-of-options", f"{base}^{{commit}}")
+    commit = _git(*name, failure=failure).decode().strip()
+    archive = _git("archive", "--format=tar", commit, failure=f"{base} cannot be written to {folder}")
+    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+        files.extractall(folder, filter="data")
+    return commit
 
 
-def _git(*arguments: str, failure: str) -> None:
-    ended = subprocess.run(["git", "-C", PROJECT, *arguments], capture_output=True, text=True)
+def _git(*arguments: str, failure: str) -> bytes:
+    ended = subprocess.run(["git", "-C", PROJECT, *arguments], capture_output=True)
     if ended.returncode:
-        raise RevisionError(f"{failure} in {PROJECT} ({ended.stderr.strip() or 'git says no more'})")
+        said = ended.stderr.decode(errors="replace").strip()
+        raise RevisionError(f"{failure} in {PROJECT} ({said or 'git says no more'})")
+    return ended.stdout
 
 
-def _bench(root: Path, arguments: Sequence[str]) -> None:
+def _bench(root: Path, commit: str | None, arguments: Sequence[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(root)}  # instead of an installed package
-    environment.pop("POINTPROJ_COMMIT", None)
+    environment.pop(COMMIT_VARIABLE, None)
+    if commit:
+        environment[COMMIT_VARIABLE] = commit
     command = [sys.executable, str(root / "bench.py"), *arguments]
     print(f"measuring {root}", file=sys.stderr, flush=True)
     if subprocess.run(command, cwd=root, env=environment).returncode:

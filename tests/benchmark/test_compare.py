@@ -74,7 +74,7 @@ def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.Captur
     assert "absent.csv" in capsys.readouterr().err
 
 
-def test_a_commit_is_measured_in_a_worktree_and_compared(tmp_path: Path, monkeypatch, capsys):
+def test_a_commit_is_measured_in_a_folder_and_compared(tmp_path: Path, monkeypatch, capsys):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     bench = "import shutil, sys; shutil.copy({!r}, sys.argv[-1].removeprefix('output='))"
     subprocess.run([*git, "init", "-q"], check=True)
@@ -87,7 +87,6 @@ def test_a_commit_is_measured_in_a_worktree_and_compared(tmp_path: Path, monkeyp
     assert compare.main(["base=HEAD~1", "workloads=[w1]"]) == 1
     assert capsys.readouterr().out == compare.compared(BEFORE, AFTER).text + "\n"
     assert compare.main(["--base", "HEAD"]) == 0
-    assert subprocess.check_output([*git, "worktree", "list"], text=True).count("\n") == 1
     with pytest.raises(revisions.RevisionError, match="there is no commit 'none'"):
         compare.main(["--base", "none"])
     with pytest.raises(SystemExit):

@@ -18,11 +18,8 @@ from pointproj.geometry.files.measured.sample import FieldSample, Place, added, 
 from pointproj.geometry.meshes import Mesh, MeshError
 
 CELL, POINT = "pointproj_cell", "pointproj_point"  # numbers of the file's cells and points
-GHOSTS, GHOST_CELL, GHOST_POINT = (
-    "vtkGhostType",
-    1 | 8 | 32,
-    2,
-)  # duplicate, refined or hidden cells; hidden points
+GHOSTS = "vtkGhostType"
+GHOST_CELL, GHOST_POINT = 1 | 8 | 32, 2  # bits of duplicate, refined or hidden cells; of hidden points
 
 _TYPE = rb"(?:(?:unsigned_)?(?:char|short|int|long|float|double)|vtk\w+)"
 _ARRAY = re.compile(  # of the older format, with its components, kind, and columns and rows of a field
@@ -49,7 +46,7 @@ def load(path: Path) -> pv.DataSet:
         except RuntimeError as error:
             raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({error})") from None
     said = [str(event).splitlines()[-1] for event in caught.events if "rror" in str(event)]
-    if said or (path.suffix.lower() == ".vtk" and _is_cut(path.read_bytes())):  # VTK gives what it has read
+    if said or (path.suffix.lower() == ".vtk" and _is_cut(path)):  # VTK gives what it has read
         why = said[0] if said else "its last array"
         raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({why:.100})")
     if isinstance(data, pv.MultiBlock):
@@ -57,9 +54,12 @@ def load(path: Path) -> pv.DataSet:
     return data
 
 
-def _is_cut(content: bytes) -> bool:
+def _is_cut(path: Path) -> bool:
     """Return whether a text file of VTK's older format ends within its last array, which VTK does not say."""
-    if content.split(b"\n", 3)[2:3] != [b"ASCII"] or not (arrays := [*_ARRAY.finditer(content)]):
+    with path.open("rb") as file:
+        is_text = [file.readline(1024).strip() for _ in range(3)][2] == b"ASCII"
+        content = file.read() if is_text else b""
+    if not (arrays := [*_ARRAY.finditer(content)]):
         return False
     scalars, vectors, columns, count = arrays[-1].groups()
     rows = [int(each) for each in re.findall(rb"^(?:POINT|CELL)_DATA\s+(\d+)", content, re.MULTILINE)]
@@ -148,9 +148,8 @@ def _places(kept: pv.DataSet, place: Place) -> tuple[np.ndarray, np.ndarray]:
         used = np.bincount(corners, minlength=len(points)) > 0
         return np.asarray(kept.point_data[POINT])[used], points[used]
     owners, count = _owners(grid)
-    return np.asarray(kept.cell_data[CELL]), added(points[corners], owners, count) / np.bincount(owners)[
-        :, None
-    ]
+    means = added(points[corners], owners, count) / np.bincount(owners)[:, None]
+    return np.asarray(kept.cell_data[CELL]), means
 
 
 def _numbers(data: pv.DataSet) -> dict[str, float]:
