@@ -62,13 +62,13 @@ def mean_predictor(batch: Batch) -> Tensor:
 class NearestSample:
     """Predicts the values of the training sample that is most alike, at its nearest points.
 
-    Unlikeness is the mean distance between the two clouds plus the root mean square difference of the
-    parameters, in the units of the network.
+    Unlikeness is the mean distance between points of the two clouds plus the root mean square difference of
+    the parameters, in the units of the network.
     """
 
     def __init__(self, train: FieldDataset, device: torch.device, backend: str) -> None:
         self.train, self.device, self.backend = train, device, backend
-        drawn = [train.whole(index, COMPARED_POINTS) for index in range(len(train))]
+        drawn = [train.whole(index, COMPARED_POINTS, queries=1) for index in range(len(train))]
         self._clouds = torch.stack([each["reference_points"] for each in drawn]).to(device)
         self._parameters = torch.stack([each["parameters"] for each in drawn]).to(device)
 
@@ -77,7 +77,8 @@ class NearestSample:
         return torch.stack([self._predict(batch, row) for row in range(len(batch["reference_points"]))])
 
     def _predict(self, batch: Batch, row: int) -> Tensor:
-        cloud, points = batch["reference_points"][row], batch["query_points"][row]
+        # Of a cloud in random order.
+        cloud, points = batch["reference_points"][row, :COMPARED_POINTS], batch["query_points"][row]
         away, _ = knn(self._clouds, cloud.expand(len(self._clouds), -1, -1), 1, backend=self.backend)
         unlike = away[..., 0].mean(1)
         if self._parameters.shape[1]:

@@ -98,9 +98,9 @@ class FieldDataset(Dataset[dict[str, Any]]):
             drawn["areas"] = torch.from_numpy(field[:, 6])
         return {**drawn, "name": sample.name, "class_name": "all", "identity": sample.identity}
 
-    def whole(self, index: int, points: int | None = None) -> dict[str, Any]:
+    def whole(self, index: int, points: int | None = None, queries: int = 0) -> dict[str, Any]:
         """Return a sample as :meth:`__getitem__` does for tests, with all its points, the same each time."""
-        same = {"queries": 0, "seed": TEST_SEED, "resample": False}
+        same = {"queries": queries, "seed": TEST_SEED, "resample": False}
         return replace(self, points=points or self.points, **same)[index]
 
 
