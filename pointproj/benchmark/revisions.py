@@ -4,7 +4,7 @@ import io
 import os
 import subprocess
 import sys
-import tarfile
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,9 +54,9 @@ def extract(base: str, folder: Path) -> str:
     failure = f"there is no commit {base!r}"
     name = ("rev-parse", "--verify", "--quiet", "--short=12", "--end-of-options", f"{base}^{{commit}}")
     commit = _git(*name, failure=failure).decode().strip()
-    archive = _git("archive", "--format=tar", commit, failure=f"{base} cannot be written to {folder}")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        files.extractall(folder, filter="data")
+    archive = _git("archive", "--format=zip", commit, failure=f"{base} cannot be written to {folder}")
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        files.extractall(folder)
     return commit
 
 
