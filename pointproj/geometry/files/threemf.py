@@ -101,15 +101,18 @@ class _Archive:
             content = self._archive.read(self._names["/_rels/.rels"])
             for relation in etree.fromstring(content, _parser()).iter("{*}Relationship"):
                 if _START_PART.search(relation.get("Type", "")):
-                    return (
-                        posixpath.normpath("/" + unquote(relation.get("Target"))).replace("//", "/").lower()
-                    )
+                    return _part(relation.get("Target"))
         models = [name for name in self._names if name.endswith(".model")]
         usual = [name for name in models if name.startswith("/3d/3dmodel")]
         chosen = usual or models
         if len(chosen) != 1:
             raise FormatError(f"must hold one root model, 3D/3dmodel.model, got {len(chosen)}")
         return chosen[0]
+
+
+def _part(path: str) -> str:
+    """Return the name of the archive's file at a path, which may begin at the root or not."""
+    return posixpath.normpath("/" + unquote(path)).replace("//", "/").lower()
 
 
 def _parser() -> Any:
@@ -208,7 +211,7 @@ def _use(element: Any, name: str) -> Use:
     if not np.isfinite(matrix).all():
         raise FormatError(f"has a transform that is not finite: {' '.join(words)[:SHOWN]!r}")
     path = next((value for key, value in element.attrib.items() if _PATH.match(key)), None)
-    file = name if path is None else posixpath.normpath(posixpath.join("/", unquote(path))).lower()
+    file = name if path is None else _part(path)
     return file, int(element.get("objectid")), matrix
 
 
