@@ -12,6 +12,8 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.cases import clustered
 from pointproj.ops.specification import reference
+from tests.conftest import Where
+from tests.ops import test_edge_mlp
 
 pytest.importorskip("triton")
 
@@ -109,3 +111,16 @@ def test_sums_of_many_points(sigma: float, device: str):
     (wanted,) = torch.autograd.grad(expected, features, upstream)
     (gradient,) = torch.autograd.grad(aggregated, features, upstream)
     torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_gelu_in_single_precision(reduce: str, device: str):
+    """As exact as torch's, whose error function is another."""
+    inputs, *others = test_edge_mlp.case(
+        "edge-convolution", dtype=torch.float32, device=device, reduce=reduce
+    )
+    got = test_edge_mlp.apply(inputs, *others, Where("triton", device))
+    others[1].double()
+    exact = {name: tensor.double() for name, tensor in inputs.items()}
+    expected = test_edge_mlp.by_hand(exact, *others)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6)

@@ -49,6 +49,7 @@ __all__ = [
     "search",
 ]
 ONE_INDEX = True  # the cell list
+PLACES_ON_PAIRS = True  # instead of several passes over rows, in single precision
 
 
 def build_index(
