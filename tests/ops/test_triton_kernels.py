@@ -17,6 +17,7 @@ from tests.ops import test_edge_mlp
 
 pytest.importorskip("triton")
 
+from pointproj.ops.backends.triton import pairs
 from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -111,6 +112,17 @@ def test_sums_of_many_points(sigma: float, device: str):
     (wanted,) = torch.autograd.grad(expected, features, upstream)
     (gradient,) = torch.autograd.grad(aggregated, features, upstream)
     torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize(("narrow", "size"), [(0, 2**12), (64, 0)])
+def test_layers_of_pairs_in_chunks_and_by_atomics(
+    narrow: int, size: int, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pairs, "NARROW", narrow)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", size)
+    given = test_edge_mlp.case("everything", "csr", device=device)
+    got, expected = test_edge_mlp.apply(*given, Where("triton", device)), test_edge_mlp.by_hand(*given)
+    test_edge_mlp.compare(got, expected, test_edge_mlp.named(given[0], given[2]))
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])

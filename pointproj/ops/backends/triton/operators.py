@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
-from pointproj.ops.backends.triton.edge_mlp import edge_mlp
+from pointproj.ops.backends.triton.edge_chains import edge_mlp
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
 from pointproj.ops.backends.triton.sums import NeighborSource, listed, summed, within
