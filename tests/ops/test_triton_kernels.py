@@ -13,11 +13,11 @@ import pointproj
 from pointproj.benchmark.cases import clustered
 from pointproj.ops.specification import reference
 from tests.conftest import Where
-from tests.ops import test_edge_mlp
+from tests.ops import test_edge_mlp, test_vector_attention
 
 pytest.importorskip("triton")
 
-from pointproj.ops.backends.triton import pairs
+from pointproj.ops.backends.triton import pairs, vector_attention
 from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -114,15 +114,28 @@ def test_sums_of_many_points(sigma: float, device: str):
     torch.testing.assert_close(gradient, wanted)
 
 
-@pytest.mark.parametrize(("narrow", "size"), [(0, 2**12), (64, 0)])
+@pytest.mark.parametrize(
+    ("narrow", "size", "wide"), [(0, 2**12, 0), (0, 2**12, 129), (64, 2**26, 0), (64, 0, 129)]
+)
 def test_layers_of_pairs_in_chunks_and_by_atomics(
-    narrow: int, size: int, device: str, monkeypatch: pytest.MonkeyPatch
+    narrow: int, size: int, wide: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pairs, "NARROW", narrow)
+    monkeypatch.setattr(vector_attention, "BY_QUERY_FROM", wide)
     monkeypatch.setattr(pairs, "CHUNK_BYTES", size)
-    given = test_edge_mlp.case("everything", "csr", device=device)
-    got, expected = test_edge_mlp.apply(*given, Where("triton", device)), test_edge_mlp.by_hand(*given)
-    test_edge_mlp.compare(got, expected, test_edge_mlp.named(given[0], given[2]))
+    where = Where("triton", device)
+    for module, name, form in (
+        (test_edge_mlp, "everything", "csr"),
+        (test_vector_attention, "two", "padded"),
+    ):
+        given = (
+            module.case(form, name, device=device)
+            if name == "two"
+            else module.case(name, form, device=device)
+        )
+        got, expected = module.apply(*given, where), module.by_hand(*given)
+        of = {n: t for n, t in module.named(given[0], given[2]).items() if n != "score_layers.2.bias"}
+        test_edge_mlp.compare(got, expected, of)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])
