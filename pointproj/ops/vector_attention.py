@@ -53,7 +53,7 @@ def vector_attend(
     activation : str
         As for :func:`pointproj.edge_mlp`, between layers that are given as a sequence.
     backend : str
-        As for :func:`pointproj.knn`: ``"torch"``.
+        As for :func:`pointproj.knn`, one of ``"triton"`` and ``"torch"``.
 
     Returns
     -------

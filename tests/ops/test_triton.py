@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 CLOUDS = "one-query or no-query or lattice-fp64 or ragged-with"
 LATTICE = "knn-gaussian or radius-inverse_distance or radius-compact"
 KERNELS = f"vanish and gaussian or lattice and ({LATTICE})"
-OF_BACKEND = f"test_operators and gradients and ({CLOUDS}) or test_weightings and ({KERNELS})"
+PAIRS = "one_mlp_a_query and (grouping-padded or edge-convolution-csr) or one_softmax_a_query and two-csr"
+OF_BACKEND = f"test_operators and gradients and ({CLOUDS}) or test_weightings and ({KERNELS}) or {PAIRS}"
 CHOSEN = f"test_triton_kernels or test_narrow_mlp or triton-cpu and ({OF_BACKEND})"
-OF_OPS = ("operators", "weightings", "triton_kernels")
+OF_OPS = ("operators", "weightings", "triton_kernels", "edge_mlp", "vector_attention")
 FILES = (*(f"tests/ops/test_{name}.py" for name in OF_OPS), "tests/nn/test_narrow_mlp.py")
 
 needs_triton = pytest.mark.skipif(

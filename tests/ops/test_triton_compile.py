@@ -9,7 +9,15 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from pointproj.ops.backends.triton import cell_list, edge_mlp, gradients, knn_search, sums  # noqa: E402
+from pointproj.ops.backends.triton import (  # noqa: E402
+    cell_list,
+    edge_chains,
+    edge_mlp,
+    gradients,
+    knn_search,
+    sums,
+    vector_kernels,
+)
 
 POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "parameter", "eps", "aggregated", "softmax", "grad"]
@@ -21,8 +29,17 @@ WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
 LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
 EDGES = {"PADDED": False, "HIDDEN": True, "OF_QUERIES": True, "WEIGHTED": True, "DISTANCE": True}
-EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "STEP": 8}
-FOLDED = {**EDGES, "DISTANCE": False}
+EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "STEP": 8, "PLACES": True}
+FOLDED = {**EDGES, "PLACES": False, "DISTANCE": False}
+CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 3, "PRECISION": "tf32"}
+CHAIN |= {"N2": 16, "N3": 32, "N4": 16, "BLOCK": 16, "ACTIVATION": 7}
+ATTEND = {"PADDED": True, "SCORES": 16, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32"}
+ATTEND |= {"POSITION_ACT": 7, "POSITION_SLOPE": 0.01, "SCORE_ACT": 2, "SCORE_SLOPE": 0.01, "TILE": 2}
+ATTEND |= {"EXACT": False, "BY_QUERY": False, "STEP": 8, "BLOCK": 16}
+ATTEND_GRADIENTS = {**ATTEND, "PLACES": True, "FIRST": True, "STORED": False}
+BY_QUERY = {**ATTEND_GRADIENTS, "STORED": True, "BY_QUERY": True}
+NUMBERS = ["items", "references", "k", "channels", "n2", "n3", "n4", "outputs", "first_item", "last_item"]
+NUMBERS += ["inputs", "scores", "groups", "depth"]
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -38,6 +55,13 @@ KERNELS = {
     "edges-folded": (edge_mlp.sum_kernel, FOLDED),
     "edge-gradients-folded": (edge_mlp.gradient_kernel, {**FOLDED, "FLAGS": 26}),
     "edge-gradients": (edge_mlp.gradient_kernel, {**EDGES, "FLAGS": 63}),
+    "pairs-chain": (edge_chains.chain_kernel, CHAIN),
+    "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127, "STORED": False}),
+    "pairs-chain-stored": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 10, "STORED": True}),
+    "pairs-attend": (vector_kernels.attend_kernel, ATTEND),
+    "pairs-attend-by-query": (vector_kernels.attend_kernel, {**ATTEND, "BY_QUERY": True}),
+    "pairs-attend-gradients-by-query": (vector_kernels.attend_gradient_kernel, BY_QUERY),
+    "pairs-attend-gradients": (vector_kernels.attend_gradient_kernel, ATTEND_GRADIENTS),
     "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }
 
@@ -47,7 +71,10 @@ def compiled(name: str, architecture: int, real: str, size: str, warps: int = 1)
     kernel, constants = KERNELS[name]
     kernel = kernel if isinstance(kernel, triton.JITFunction) else kernel.fn  # of those that are tuned
     pointers = dict.fromkeys(POSITIONS + SUMS, f"*{real}") | dict.fromkeys(ROWS, "*i32") | {"order": "*i64"}
-    if name.startswith("edge"):
+    if name.startswith("pairs"):
+        pointers = {n: f"*{real}" for n in kernel.arg_names if n not in NUMBERS}
+        pointers |= {"query_of": "*i64", "winners": "*i32"}
+    if name.startswith(("edge", "pairs")):
         pointers |= {"rows": "*i64", "row_splits": "*i64"}
     if name == "numbers":
         pointers.pop("clouds")  # here that is their number

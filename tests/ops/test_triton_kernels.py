@@ -12,9 +12,12 @@ from torch import Tensor
 import pointproj
 from pointproj.benchmark.cases import clustered
 from pointproj.ops.specification import reference
+from tests.conftest import Where
+from tests.ops import test_edge_mlp, test_vector_attention
 
 pytest.importorskip("triton")
 
+from pointproj.ops.backends.triton import pairs, vector_attention
 from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -109,3 +112,40 @@ def test_sums_of_many_points(sigma: float, device: str):
     (wanted,) = torch.autograd.grad(expected, features, upstream)
     (gradient,) = torch.autograd.grad(aggregated, features, upstream)
     torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "size", "wide"), [(0, 2**12, 0), (0, 2**12, 129), (64, 2**26, 0), (64, 0, 129)]
+)
+def test_layers_of_pairs_in_chunks_and_by_atomics(
+    narrow: int, size: int, wide: int, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pairs, "NARROW", narrow)
+    monkeypatch.setattr(vector_attention, "BY_QUERY_FROM", wide)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", size)
+    where = Where("triton", device)
+    for module, name, form in (
+        (test_edge_mlp, "everything", "csr"),
+        (test_vector_attention, "two", "padded"),
+    ):
+        given = (
+            module.case(form, name, device=device)
+            if name == "two"
+            else module.case(name, form, device=device)
+        )
+        got, expected = module.apply(*given, where), module.by_hand(*given)
+        of = {n: t for n, t in module.named(given[0], given[2]).items() if n != "score_layers.2.bias"}
+        test_edge_mlp.compare(got, expected, of)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_gelu_in_single_precision(reduce: str, device: str):
+    """As exact as torch's, whose error function is another."""
+    inputs, *others = test_edge_mlp.case(
+        "edge-convolution", dtype=torch.float32, device=device, reduce=reduce
+    )
+    got = test_edge_mlp.apply(inputs, *others, Where("triton", device))
+    others[1].double()
+    exact = {name: tensor.double() for name, tensor in inputs.items()}
+    expected = test_edge_mlp.by_hand(exact, *others)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6)

@@ -20,6 +20,7 @@ LAYERS = {
         nn.Sequential(nn.Linear(3, 9), nn.GELU(), nn.Linear(9, 6)),
         nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 2)),
     ),
+    "one-active": (nn.Sequential(nn.Linear(3, 6), nn.SiLU()), nn.Sequential(nn.Linear(6, 2), nn.Tanh())),
     "active": (
         nn.Sequential(nn.Linear(3, 9), nn.SiLU(), nn.Linear(9, 6), nn.SiLU()),
         nn.Sequential(nn.Linear(6, 2), nn.Tanh()),

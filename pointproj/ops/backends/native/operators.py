@@ -23,7 +23,7 @@ from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
 from pointproj.ops.specification.records import Summands, Tables
 
-SUMS_ON = ("cpu",)  # devices where sums over lists are C++'s; elsewhere torch's
+SUMS_ON = ("cpu", "cuda")  # devices where sums over lists are C++'s; elsewhere torch's
 
 
 def build_index(

@@ -21,7 +21,12 @@ LAYERS_OF = {part: [tuple(f"{part}_{name}" for name in layer) for layer in LAYER
 KIND = {"activation": str, "slope": float, "at_end": bool}
 
 
-def vector_attend(
+def vector_attend(*args: Any) -> Tensor:
+    """See :meth:`pointproj.ops.registry.Backend.vector_attend`."""
+    return attended(inputs_of(*args))
+
+
+def inputs_of(
     reference_points: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -32,16 +37,22 @@ def vector_attend(
     rows: Tensor,
     row_splits: Tensor | None,
     activations: tuple[str, float, bool, str, float, bool],
-) -> Tensor:
-    """See :meth:`pointproj.ops.registry.Backend.vector_attend`."""
-    position, score = _four(position_layers), _four(score_layers)
+) -> dict[str, Any]:
+    """The arguments of :func:`vector_attend` as the inputs of :data:`ATTENDED`."""
+    pairs = reference_points, keys, values, query_points, queries
+    layers = *_four(position_layers), *_four(score_layers)
     lists = rows, row_splits, *activations, False
-    if row_splits is None:
-        pairs = reference_points, keys, values, query_points, queries
-        return _attended(*pairs, *position, *score, *lists)[0]
-    scores, _ = _scores(reference_points, keys, query_points, queries, *position, *score, *lists)
-    weights = softmax_of_lists(scores, ListedPairs(rows, row_splits, len(reference_points)))
-    return _sums(reference_points, values, query_points, weights, *position, *lists)[0]
+    return dict(zip(ATTENDED.parameters, (*pairs, *layers, *lists), strict=True))
+
+
+def attended(inputs: dict[str, Any]) -> Tensor:
+    """The result for inputs of :data:`ATTENDED`, differentiable twice."""
+    if inputs["row_splits"] is None:
+        return _attended(*inputs.values())[0]
+    scores, _ = _scores(*(inputs[name] for name in _SCORES.parameters))
+    pairs = ListedPairs(inputs["rows"], inputs["row_splits"], len(inputs["reference_points"]))
+    inputs = inputs | {"weights": softmax_of_lists(scores, pairs)}
+    return _sums(*(inputs[name] for name in _SUMS.parameters))[0]
 
 
 def softmax_of_lists(scores: Tensor, pairs: ListedPairs) -> Tensor:
@@ -102,7 +113,7 @@ def _weighted(values: Tensor, weights: Tensor) -> Tensor:
     return (values.unflatten(-1, (weights.shape[-1], -1)) * weights[..., None]).flatten(-2)
 
 
-def _last(inputs: dict[str, Any], part: str) -> int:
+def last_width(inputs: dict[str, Any], part: str) -> int:
     """Outputs of the last layer."""
     return [inputs[weight].shape[0] for weight, _ in LAYERS_OF[part] if inputs[weight].shape[0]][-1]
 
@@ -111,31 +122,31 @@ def _width(inputs: dict[str, Any]) -> int:
     return 2 * max(len(inputs[name]) for name in inputs if "weight_" in name)  # two networks hold tensors
 
 
-_ATTENDED = PairFunction(
+ATTENDED = PairFunction(
     _attended_values,
     references=("reference_points", "keys", "values"),
     queries=("query_points", "queries"),
     pairs=(),
     shared=tuple(name for part in NETWORKS for layer in LAYERS_OF[part] for name in layer),
     options={f"{part}_{name}": kind for part in NETWORKS for name, kind in KIND.items()},
-    channels=lambda inputs: _last(inputs, "position"),
+    channels=lambda inputs: last_width(inputs, "position"),
     width=_width,
     dtype_like="position_weight_1",
     reduced=True,
 )
-_SCORES = _ATTENDED._replace(
+_SCORES = ATTENDED._replace(
     values=_score_values,
     references=("reference_points", "keys"),
-    channels=lambda inputs: _last(inputs, "score"),
+    channels=lambda inputs: last_width(inputs, "score"),
     reduced=False,
 )
-_SUMS = _ATTENDED._replace(
+_SUMS = ATTENDED._replace(
     values=_summed_values,
     references=("reference_points", "values"),
     queries=("query_points",),
     pairs=("weights",),
     shared=tuple(name for layer in LAYERS_OF["position"] for name in layer),
 )
-_attended = _ATTENDED.operator("pointproj::torch_vector_attend")
+_attended = ATTENDED.operator("pointproj::torch_vector_attend")
 _scores = _SCORES.operator("pointproj::torch_vector_scores")
 _sums = _SUMS.operator("pointproj::torch_vector_sums")

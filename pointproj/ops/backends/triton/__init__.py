@@ -2,7 +2,7 @@
 
 import importlib.util
 
-OPERATORS = frozenset({"knn", "radius", "edge_mlp"})
+OPERATORS = frozenset({"knn", "radius", "edge_mlp", "vector_attend"})
 RANK = {"cpu": -1, "cuda": 5}
 EXPORTABLE = frozenset({"cuda"})
 FUNCTIONS = "operators"

@@ -12,25 +12,31 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pointproj.ops.backends.torch import edge_mlp as plain
 from pointproj.ops.backends.triton.arithmetic import load_points, rounded_root
+from pointproj.ops.backends.triton.pairs import (
+    COPIES,
+    IDENTITY,
+    OF_LAYER,
+    activated,
+    in_space,
+    lists_of,
+    number_of,
+    rows_of_places,
+    weight_of_places,
+)
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
-from pointproj.ops.specification.activations import ACTIVATIONS
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 # Of each kernel: queries of a tile, and pairs of each that are processed together, for an H200. They
 # determine the order of sums, as the channels of a block do.
 LAUNCH = {
     "sum_kernel": {"TILE": 8, "STEP": 4, "num_warps": 4},
-    "gradient_kernel": {"TILE": 8, "STEP": 4, "num_warps": 4},
+    "gradient_kernel": {"TILE": 4, "STEP": 4, "num_warps": 4},
 }
 MOST_BLOCK = 64
-IDENTITY = len(ACTIVATIONS)
-COPIES = tl.constexpr(64)  # of the layer's gradients: programs that add to the same one wait for each other
-OF_LAYER = tl.constexpr(5)  # rows of the layer: three coordinates, the distance, the bias
 
 
 def edge_mlp(*args: Any) -> Tensor:
@@ -74,12 +80,11 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     }
     of_layer = layer.new_zeros(COPIES.value, OF_LAYER.value, channels)
     flags = [needs[name] for name in made] + [needs["weight_1"] or needs["bias_1"]]
-    if not inputs["with_distance"]:  # points and layer are in hidden and of_queries
+    if not inputs["bias_1"].numel():  # points and layer are in hidden and of_queries
         flags[0] = flags[2] = flags[5] = False
     _launch(gradient_kernel, inputs, grads[0], *made.values(), of_layer, FLAGS=_packed(flags))
     columns = of_layer.sum(0)
-    places = torch.cat([columns[:dims], columns[3:4]])
-    made |= {"weight_1": places.t(), "bias_1": columns[-1]}
+    made |= {"weight_1": weight_of_places(columns, inputs), "bias_1": columns[-1]}
     made |= {name: made[name][:, :dims] for name in ("reference_points", "query_points") if needs[name]}
 
     def finished(name: str) -> Tensor | None:
@@ -118,12 +123,11 @@ class _Network(NamedTuple):
 def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> None:
     """Launch a kernel over tiles of queries, and blocks of channels."""
     rows, splits, layer = inputs["rows"], inputs["row_splits"], inputs["weight_1"]
-    channels, dims = layer.shape[0], inputs["query_points"].shape[1]
+    channels = layer.shape[0]
     points = [inputs["query_points"], inputs["reference_points"]]
-    if inputs["with_distance"]:
-        points = [pad(given, (0, 3 - dims)) for given in points]
-        columns = [layer[:, :dims], layer.new_zeros(channels, 3 - dims), layer[:, dims:]]
-        layer = torch.cat([*columns, inputs["bias_1"][:, None]], dim=1).t().contiguous()
+    if inputs["bias_1"].numel():
+        points = [in_space(given) for given in points]
+        layer = rows_of_places(inputs)
     options |= LAUNCH[kernel.__name__]
     queries = rows.shape[0] if splits is None else splits.shape[0] - 1
     network = _Network(
@@ -132,57 +136,15 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
         rows.shape[1] if splits is None else 1, channels,
     )  # fmt: skip
     block = min(MOST_BLOCK, max(16, triton.next_power_of_2(channels)))
-    names = list(ACTIVATIONS)
     launch(
         kernel, (cdiv(queries, options["TILE"]), cdiv(channels, block)), *network, *args,
         PADDED=splits is None, HIDDEN=inputs["hidden"].numel() > 0,
         OF_QUERIES=inputs["of_queries"].numel() > 0,
-        WEIGHTED=inputs["weights"].numel() > 0, DISTANCE=inputs["with_distance"],
-        ACTIVATION=names.index(inputs["activation"]) if inputs["active_at_end"] else IDENTITY,
+        WEIGHTED=inputs["weights"].numel() > 0,
+        PLACES=inputs["bias_1"].numel() > 0, DISTANCE=inputs["with_distance"],
+        ACTIVATION=number_of(inputs["activation"], layer.dtype) if inputs["active_at_end"] else IDENTITY,
         SLOPE=inputs["slope"], BLOCK=block, **options,
     )  # fmt: skip
-
-
-@triton.jit
-def activated(x, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr):
-    """The activation and its derivative, in the order of ``ACTIVATIONS``."""
-    zero = tl.zeros_like(x)
-    if ACTIVATION == 0:
-        part = 0.5 + 0.5 * tl.math.erf(x * 0.7071067811865476)
-        value, slope = x * part, part + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
-    elif ACTIVATION == 1:
-        inner = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # twice that of the tanh
-        part = 1.0 / (1.0 + tl.exp(-inner))
-        value = x * part
-        slope = part + x * part * (1.0 - part) * 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-    elif ACTIVATION == 2:
-        value, slope = (
-            tl.maximum(x, zero, propagate_nan=tl.PropagateNan.ALL),
-            tl.where(x > 0, zero + 1.0, zero),
-        )
-    elif ACTIVATION == 3:
-        value, slope = tl.where(x > 0, x, x * SLOPE), tl.where(x > 0, zero + 1.0, zero + SLOPE)
-    elif ACTIVATION == 4:
-        part = 1.0 / (1.0 + tl.exp(-x))
-        value, slope = x * part, part * (1.0 + x * (1.0 - part))
-    elif ACTIVATION == 5:
-        value = 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
-        slope = 1.0 - value * value
-    else:
-        value, slope = x, zero + 1.0
-    return value, slope
-
-
-@triton.jit
-def lists_of(query, exists, row_splits, k, PADDED: tl.constexpr):
-    """Where the pairs of queries begin and end."""
-    if PADDED:
-        begin = tl.where(exists, query * k, 0)
-        end = tl.where(exists, begin + k, 0)
-    else:
-        begin = tl.load(row_splits + query, mask=exists, other=0)
-        end = tl.load(row_splits + query + 1, mask=exists, other=0)
-    return begin, end
 
 
 @triton.jit
@@ -194,15 +156,18 @@ def pairs_at(rows, begin, end, step, references, STEP: tl.constexpr):
 
 
 @triton.jit
-def places_of(reference_points, row, hit, px, py, pz, real: tl.constexpr, DISTANCE: tl.constexpr):
-    """Reference minus query point, and the distance, 0 where there is no pair; zeros unless ``DISTANCE``."""
+def places_of(
+    reference_points, row, hit, px, py, pz, real: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr
+):
+    """Reference minus query point, and the distance, 0 where there is no pair; zeros unless asked for."""
     x = tl.zeros([row.shape[0], row.shape[1]], real)
     y, z, distance = x, x, x
-    if DISTANCE:
+    if PLACES:
         x, y, z = load_points(reference_points, row, hit, 0.0)
         x = tl.where(hit, x - px[:, None], 0.0).to(real)
         y = tl.where(hit, y - py[:, None], 0.0).to(real)
         z = tl.where(hit, z - pz[:, None], 0.0).to(real)
+    if DISTANCE:
         distance = rounded_root(x * x + y * y + z * z)
     return x, y, z, distance
 
@@ -210,12 +175,12 @@ def places_of(reference_points, row, hit, px, py, pz, real: tl.constexpr, DISTAN
 @triton.jit
 def constants_of(
     query, exists, channel, channels, of_queries, layer, real: tl.constexpr, OF_QUERIES: tl.constexpr,
-    DISTANCE: tl.constexpr,
+    PLACES: tl.constexpr,
 ):  # fmt: skip
     """What all pairs of a query add: (TILE, BLOCK)."""
     inside = channel < channels
     constant = tl.zeros([query.shape[0], channel.shape[0]], real)
-    if DISTANCE:
+    if PLACES:
         constant += tl.load(layer + 4 * channels + channel, mask=inside, other=0.0)[None, :]
     if OF_QUERIES:
         at = query[:, None] * channels + channel[None, :]
@@ -227,16 +192,17 @@ def constants_of(
 @triton.jit
 def first_layer(
     hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
-    HIDDEN: tl.constexpr, DISTANCE: tl.constexpr,
+    HIDDEN: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
     """Results of the first layer: (TILE, STEP, BLOCK)."""
     inside = channel < channels
     values = constant[:, None, :] + tl.zeros([row.shape[0], row.shape[1], channel.shape[0]], constant.dtype)
-    if DISTANCE:
+    if PLACES:
         wx = tl.load(layer + channel, mask=inside, other=0.0)
         wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
         wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
         values += x[:, :, None] * wx + y[:, :, None] * wy + z[:, :, None] * wz
+    if DISTANCE:
         values += distance[:, :, None] * tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
     if HIDDEN:
         more = tl.load(hidden + row[:, :, None] * channels + channel, mask=there, other=0.0)
@@ -249,7 +215,8 @@ def sum_kernel(
     rows, row_splits, query_points, reference_points, hidden, of_queries, weights, layer,
     queries, references, k, channels, sums,
     PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
-    DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
+    BLOCK: tl.constexpr,
     TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Sums of some channels for a tile of queries."""
@@ -258,18 +225,19 @@ def sum_kernel(
     exists = query < queries
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
-    if DISTANCE:
+    if PLACES:
         px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, DISTANCE)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, PLACES)
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
     total = tl.zeros([TILE, BLOCK], real)
     for step in range(0, tl.max(end - begin), STEP):
         at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
-        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, DISTANCE)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, PLACES, DISTANCE)
         there = hit[:, :, None] & (channel < channels)[None, None, :]
         values = first_layer(
-            hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
-        )
+            hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+            HIDDEN, PLACES, DISTANCE,
+        )  # fmt: skip
         values, _ = activated(values, ACTIVATION, SLOPE)
         if WEIGHTED:
             values *= tl.load(weights + at, mask=hit, other=0.0)[:, :, None]
@@ -284,7 +252,8 @@ def gradient_kernel(
     queries, references, k, channels,
     grad, d_reference, d_hidden, d_query, d_of_queries, d_weights, d_layer,
     PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
-    DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, BLOCK: tl.constexpr,
+    PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
+    BLOCK: tl.constexpr,
     FLAGS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what :func:`sum_kernel` reads, as far as ``FLAGS`` says, in the order of the arguments."""
@@ -294,9 +263,9 @@ def gradient_kernel(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
     px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
-    if DISTANCE:
+    if PLACES:
         px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, DISTANCE)
+    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, PLACES)
     out = query[:, None] * channels + channel[None, :]
     upstream = tl.load(grad + out, mask=exists[:, None] & inside[None, :], other=0.0)
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
@@ -305,11 +274,12 @@ def gradient_kernel(
     qx, qy, qz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     for step in range(0, tl.max(end - begin), STEP):
         at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
-        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, DISTANCE)
+        x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, PLACES, DISTANCE)
         there = hit[:, :, None] & inside[None, None, :]
         values = first_layer(
-            hidden, layer, row, there, channel, channels, constant, x, y, z, distance, HIDDEN, DISTANCE
-        )
+            hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+            HIDDEN, PLACES, DISTANCE,
+        )  # fmt: skip
         values, slope = activated(values, ACTIVATION, SLOPE)
         d_values = tl.where(there, upstream[:, None, :] * slope, 0.0)
         if FLAGS & 16:
@@ -325,16 +295,18 @@ def gradient_kernel(
             dx += tl.sum(d_values * x[:, :, None], 1)
             dy += tl.sum(d_values * y[:, :, None], 1)
             dz += tl.sum(d_values * z[:, :, None], 1)
-            dd += tl.sum(d_values * distance[:, :, None], 1)
+            if DISTANCE:
+                dd += tl.sum(d_values * distance[:, :, None], 1)
         if FLAGS & 5:
             rx = tl.sum(d_values * tl.load(layer + channel, mask=inside, other=0.0), 2)
             ry = tl.sum(d_values * tl.load(layer + channels + channel, mask=inside, other=0.0), 2)
             rz = tl.sum(d_values * tl.load(layer + 2 * channels + channel, mask=inside, other=0.0), 2)
-            wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
-            along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
-            rx += along * x
-            ry += along * y
-            rz += along * z
+            if DISTANCE:
+                wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
+                along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
+                rx += along * x
+                ry += along * y
+                rz += along * z
             if FLAGS & 1:
                 target = d_reference + 3 * row
                 tl.atomic_add(target, rx, mask=hit, sem="relaxed")

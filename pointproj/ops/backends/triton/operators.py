@@ -12,10 +12,11 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
-from pointproj.ops.backends.triton.edge_mlp import edge_mlp
+from pointproj.ops.backends.triton.edge_chains import edge_mlp
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
 from pointproj.ops.backends.triton.sums import NeighborSource, listed, summed, within
+from pointproj.ops.backends.triton.vector_attention import vector_attend
 from pointproj.ops.bridge.flops import count_aggregation, count_search
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import runs_kernels, triton_op
@@ -47,8 +48,10 @@ __all__ = [
     "edge_mlp",
     "radius_aggregate",
     "search",
+    "vector_attend",
 ]
 ONE_INDEX = True  # the cell list
+PLACES_ON_PAIRS = True  # instead of several passes over rows, in single precision
 
 
 def build_index(
