@@ -6,7 +6,8 @@ Every process calls the operator with queries of its own and gets their results.
 - in slabs: every process has some of the reference points, any of them, and :func:`make_slabs` gives each
   process a slab of space to search. A query is sent to the process of its slab, and the result is sent back.
   A reference point is sent to the other processes whose slabs lie within the radius of it. If points already
-  are in the slab of their process, these are only the points near a border: the halo.
+  are in the slab of their process, these are only the points near a border: the halo. Queries that the halo
+  cannot reach are searched for among the process's own points, the others in a small cloud that has the halo.
 
 Values and gradients are those of one device with all rows, for a loss that is summed over the processes. What
 is replicated has its whole gradient in every process. All calls are collective: every process of the group
@@ -40,9 +41,12 @@ class Slabs(NamedTuple):
 
     radius: float
     axis: int
-    queries: Route
+    queries: Route  # rows in other processes' slabs
     references: Route  # rows that other processes need; each process also keeps its own
-    back: Tensor  # for each query of this process, the place of its result among those that return
+    inner: Tensor  # rows of the queries in this process's slab that have no halo within the radius
+    border: Tensor  # rows of the other queries in this process's slab
+    near: Tensor  # rows of the reference points within the radius of border queries and of those that arrive
+    back: Tensor  # for each query of this process, the place of its result: inner, border, returned
     points: int  # reference points of this process
     dtype: torch.dtype
     group: ProcessGroup | None
@@ -158,13 +162,20 @@ def radius_aggregate(
     arguments.check_points(query_points, reference_points)
     _check_slabs(slabs, query_points, reference_points, radius, index)
     arguments.check_features(features, reference_points)
-    group, own, halo = slabs.group, slabs.queries, slabs.references
-    queries = _Exchange.apply(query_points.index_select(0, own.rows), own.sent, own.received, group)
-    cloud = (_Complete.apply(tensor, halo, group) for tensor in (reference_points, features))
+    group, away = slabs.group, slabs.queries
+    arrived = _Exchange.apply(query_points.index_select(0, away.rows), away.sent, away.received, group)
     (sigma,) = _replicated(group, sigma)
-    results = functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
-    returned = _Exchange.apply(results, own.received, own.sent, group)
-    return returned.index_select(0, slabs.back)
+    clouds = (_Border.apply(tensor, slabs) for tensor in (reference_points, features))
+    whole, border = zip(*clouds, strict=True)
+    inner = query_points.index_select(0, slabs.inner)
+    asked = torch.cat([query_points.index_select(0, slabs.border), arrived])
+    results = [
+        functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
+        for queries, cloud in ((inner, whole), (asked, border))
+    ]
+    here = len(slabs.border)
+    returned = _Exchange.apply(results[1][here:], away.received, away.sent, group)
+    return torch.cat([results[0], results[1][:here], returned]).index_select(0, slabs.back)
 
 
 @torch.no_grad()
@@ -209,12 +220,31 @@ def make_slabs(
     places = range(dist.get_world_size(group))
     near = [torch.nonzero(finite & (first <= place) & (place <= last)).squeeze(1) for place in places]
     near[dist.get_rank(group)] = near[0][:0]  # a process has its own rows
-    owner = torch.searchsorted(bounds, query_points[:, axis].contiguous(), right=True)
-    own = [torch.nonzero(owner == place).squeeze(1) for place in places]
-    queries = _route(own, group)
-    back = torch.argsort(queries.rows)
+    across = query_points[:, axis].contiguous()
+    owner = torch.searchsorted(bounds, across, right=True)
+    away = [torch.nonzero(owner == place).squeeze(1) for place in places]
+    here = away[dist.get_rank(group)]
+    away[dist.get_rank(group)] = here[:0]
+    queries, references = _route(away, group), _route(near, group)
+    reached = _any_within(_sent(along, references, group), across[here], farthest)
+    inner, border = here[~reached], here[reached]
+    asked = torch.cat([across[border], _sent(across, queries, group)])
+    close = torch.nonzero(_any_within(asked, along, farthest)).squeeze(1)
+    back = torch.argsort(torch.cat([inner, border, queries.rows]))
     size = len(reference_points)
-    return Slabs(radius, axis, queries, _route(near, group), back, size, reference_points.dtype, group)
+    dtype = reference_points.dtype
+    return Slabs(radius, axis, queries, references, inner, border, close, back, size, dtype, group)
+
+
+def _sent(values: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
+    return _Exchange.apply(values[route.rows], route.sent, route.received, group)
+
+
+def _any_within(values: Tensor, of: Tensor, distance: float) -> Tensor:
+    """Which numbers have one of ``values`` within ``distance``."""
+    values = values.sort().values
+    first = torch.searchsorted(values, of - distance)
+    return first < torch.searchsorted(values, of + distance, right=True)
 
 
 def _bounds(points: Tensor, group: ProcessGroup | None) -> tuple[int, Tensor, float]:
@@ -312,23 +342,22 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(grad, *ctx.way_back), None, None, None
 
 
-class _Complete(torch.autograd.Function):
-    """A process's rows, followed by the rows of other processes that it needs.
-
-    The forward holds the rows twice, the backward holds their gradient once.
-    """
+class _Border(torch.autograd.Function):
+    """A process's rows; and the small cloud at its borders, which are those near, then the halo."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
-        ctx.given = len(rows), route, group
-        halo = _Exchange.apply(rows.index_select(0, route.rows), route.sent, route.received, group)
-        return torch.cat([rows, halo])
+    def forward(ctx: Any, rows: Tensor, slabs: Slabs) -> tuple[Tensor, Tensor]:
+        ctx.slabs = slabs
+        route = slabs.references
+        halo = _Exchange.apply(rows.index_select(0, route.rows), route.sent, route.received, slabs.group)
+        return rows.view_as(rows), torch.cat([rows.index_select(0, slabs.near), halo])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        size, route, group = ctx.given
-        back = _Exchange.apply(grad[size:], route.received, route.sent, group)
-        if torch.is_grad_enabled():
-            return grad[:size].index_add(0, route.rows, back), None, None
-        # Adding in place is safe: the operator has just made this gradient, of a tensor that nobody else has.
-        return grad[:size].contiguous().index_add_(0, route.rows, back), None, None
+    def backward(ctx: Any, grad: Tensor, border: Tensor) -> tuple[Tensor, None]:
+        slabs, near = ctx.slabs, len(ctx.slabs.near)
+        route = slabs.references
+        back = _Exchange.apply(border[near:], route.received, route.sent, slabs.group)
+        # In place is safe: the operator has just made this gradient, of a tensor that nobody else has.
+        add = Tensor.index_add if torch.is_grad_enabled() else Tensor.index_add_
+        grad = grad.contiguous()
+        return add(add(grad, 0, slabs.near, border[:near]), 0, route.rows, back), None

@@ -71,17 +71,22 @@ def divide_everything(rank, count, device):
         expected = gradients(operator(ops), leaves, upstream)
         index = build_index(leaves[1], radius=cutoff, backend=BACKEND)
         compare(gradients(operator(sharded, index=index), here, upstream[rows]), expected, rows, None)
-    for own in (slice(rank, None, count), slice(0, 240 if rank == 0 else 0)):
-        one_by_one(radius, leaves, upstream, rows, torch.arange(240)[own])
+    in_slab = [leaf[:, 1].argsort().tensor_split(count)[rank].cpu() for leaf in leaves[:2]]
+    for own in (torch.arange(240)[rank::count], torch.arange(240 if rank == 0 else 0)):
+        one_by_one(radius, leaves, upstream, rows, own)
+    slabs = one_by_one(radius, leaves, upstream, *in_slab)
+    assert len(slabs.inner) > 5
+    assert len(slabs.near) < 90
 
 
 def one_by_one(radius, leaves, upstream, rows, own):
-    """Slabs from rows in turn, and from rows that one process has all of."""
+    """Slabs from rows in turn, from rows that one process has all of, from rows in their slabs."""
     expected = gradients(radius(ops), leaves, upstream)
     here = [leaves[0][rows], leaves[1][own], leaves[2][own], leaves[3]]
     slabs = sharded.make_slabs(here[0], here[1], 0.35)
     assert slabs.axis == 1
     compare(gradients(radius(sharded, slabs=slabs), here, upstream[rows]), expected, rows, own)
+    return slabs
 
 
 def few_points(rank, device):
