@@ -1,4 +1,4 @@
-"""A few finite points far away: they change no neighbour, and no search visits more of the others."""
+"""Points or queries far away from all others: they change no neighbour, and no search visits more cells."""
 
 import pytest
 import torch
@@ -40,6 +40,37 @@ def test_neighbors_are_those_of_all_pairs(far: str, kind: str, where: Where):
             pointproj.radius_neighbors(*given, max_neighbors=5, backend=b) for b in (lists, "torch")
         )
         assert torch.equal(within.indices, expected.indices)
+
+
+@pytest.mark.parametrize("k", [1, 8, 40, 200])
+@pytest.mark.operators("knn")
+def test_queries_far_from_all_points(k: int, where: Where):
+    """Among the faces of two cubes and a dense cluster, on a lattice: many distances are equal."""
+    axis = 2.0 * torch.arange(12)
+    lattice = torch.cartesian_prod(axis, axis, axis)
+    faces = lattice[((lattice == 0) | (lattice == 22)).any(1)]
+    cluster = torch.randint(64, (600, 3), generator=torch.Generator().manual_seed(0)) / 256 + 9
+    points = torch.cat([faces, cluster, faces * 2 - 90, cluster]).to(where.device)
+    queries = torch.cat([lattice[::17] * 9 - 88, lattice[::29] / 2 + 6, lattice[::61]]).to(where.device)
+    searched = points.shape[0] - 300, points.shape[0], 2 * len(queries)
+    offsets = {
+        "query_offsets": torch.tensor([0, len(queries), searched[2]], device=where.device),
+        "reference_offsets": torch.tensor([0, *searched[:2]], device=where.device),
+    }
+    given = queries.repeat(2, 1), points
+    lists = "auto" if where.backend in ("cuml", "triton") else where.backend
+    for options in ({}, {"max_radius": 60.0}):
+        got, expected = (
+            pointproj.knn(*given, k, backend=b, **offsets, **options) for b in (where.backend, "torch")
+        )
+        assert torch.equal(got[1], expected[1])
+        assert torch.equal(got[0], expected[0])
+    options = {"max_neighbors": k, **offsets}
+    within, expected = (
+        pointproj.radius_neighbors(*given, 100.0, backend=b, **options) for b in (lists, "torch")
+    )
+    assert torch.equal(within.indices, expected.indices)
+    assert torch.equal(within.counts, expected.counts)
 
 
 @pytest.mark.parametrize("backend", ["native", "warp"])

@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kBuildThreads, 2) build_kernel(const Task task
 // Where points have few lanes, warps are few and some have much more to do. Small blocks balance that, all at once.
 template <class Task>
 constexpr int blocks_at_once() {
-  if constexpr (Task::kLanes == 1) {
+  if constexpr (requires { Task::kBlocks; }) {
     return Task::kBlocks;
   } else {
     return Task::kLanes < 32 && sizeof(typename Task::Number) == 4 ? 14 : 1;

@@ -5,7 +5,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
 
-constexpr int kPostponedThreads = 1 << 18, kPostponedWarps = 1 << 12;
+constexpr int kPostponedThreads = 1 << 18, kPostponedWarps = 3 << 10;
 
 struct BallArguments {
   Clouds points;

@@ -5,7 +5,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
 
-constexpr int kPostponedWarps = 1 << 12, kPostponedThreads = 1 << 18;
+constexpr int kPostponedWarps = 3 << 10, kPostponedThreads = 1 << 18;
 
 template <class Real>
 void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {

@@ -25,7 +25,7 @@ struct NearestVisitor {
   int found = 0;
 
   POINTPROJ_FN Real limit() const { return counts && found <= k ? square : list.limit(); }
-  POINTPROJ_FN int wanted() const { return lesser(k, kLongestList); }
+  POINTPROJ_FN int wanted() const { return k; }
   POINTPROJ_FN bool has_all_wanted() const { return counts ? found > k : limit() < square; }
   template <class Lanes>
   POINTPROJ_FN void process(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
@@ -35,6 +35,10 @@ struct NearestVisitor {
   }
   template <class Lanes>
   POINTPROJ_FN void flush(Lanes&) const {}
+  POINTPROJ_FN void restart(Real limit) {
+    list.restart(k, lesser(limit, square));
+    if (found <= k) found = 0;
+  }
 };
 
 // Queries that a kernel leaves to a later one.
@@ -52,6 +56,7 @@ struct Postponed {
 template <class Real_, Levels levels, bool counts = false>
 struct Knn {
   using Real = Real_;
+  static constexpr Levels kLevels = levels;
   const Real* query_points;  // (Q, 3)
   Batch queries;
   CellList<Real> cells;
@@ -112,8 +117,10 @@ struct SearchEach {
 // more. Self-kNN of 10^7 points: surface 16.7 ms, 51 by warps only; clustered 22.8, 43.
 template <class Search, class List>
 struct SearchPostponed {
+  using Real = typename Search::Real;
   using Number = float;
-  static constexpr int kLanes = List::kLanes, kBlocks = 1;
+  static constexpr bool kSpills = List::kLanes > 1 && sizeof(Real) == 4 && Search::kLevels == Levels::kBoth;
+  static constexpr int kLanes = List::kLanes, kBlocks = kSpills ? 3 : 1;  // spills, but three times as many warps
 
   Search search;
   Postponed again;

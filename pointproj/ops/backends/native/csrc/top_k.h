@@ -1,6 +1,7 @@
 // Lists of the k nearest candidates of a search, exact, ties by the lower row. A list has
 //   insert(lanes, squared distance, row, exists)   one candidate in each lane, within the first limit
 //   limit()                                        the k-th squared distance so far; with fewer, the first limit
+//   restart(k, limit)                              forgets all candidates
 //   write(lanes, k, store)                         store(place, squared distance, row) for k places, kNoRow for none
 #pragma once
 
@@ -60,7 +61,8 @@ struct SortedList {
   Real squared[kLength];
   int rows[kLength];
 
-  POINTPROJ_FN SortedList(int k, Real limit) {
+  POINTPROJ_FN SortedList(int k, Real limit) { restart(k, limit); }
+  POINTPROJ_FN void restart(int k, Real limit) {
     POINTPROJ_UNROLL
     for (int i = 0; i < kLength; ++i) {
       squared[i] = i < kLength - k ? -kInfinity<Real> : limit;
@@ -105,11 +107,15 @@ struct Heap {
   static constexpr int kLanes = 1;
   Real* squared;
   int* rows;
-  int most, size = 0;
+  int most, size;
   Real first_limit;
 
-  POINTPROJ_FN Heap(Real* squared, int* rows, int k, Real limit)
-      : squared(squared), rows(rows), most(k), first_limit(limit) {}
+  POINTPROJ_FN Heap(Real* squared, int* rows, int k, Real limit) : squared(squared), rows(rows) { restart(k, limit); }
+  POINTPROJ_FN void restart(int k, Real limit) {
+    most = k;
+    size = 0;
+    first_limit = limit;
+  }
   POINTPROJ_FN Real limit() const { return size < most ? first_limit : squared[0]; }
   template <class Lanes>
   POINTPROJ_FN void insert(Lanes&, Real candidate, int row, bool exists) {
@@ -190,7 +196,10 @@ struct WarpBlocks {
   Real worst;
   int k;
 
-  POINTPROJ_FN WarpBlocks(int k, Real limit) : worst(limit), k(k) {
+  POINTPROJ_FN WarpBlocks(int k, Real limit) { restart(k, limit); }
+  POINTPROJ_FN void restart(int count, Real limit) {
+    worst = limit;
+    k = count;
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       squared[block] = kInfinity<Real>;

@@ -4,6 +4,7 @@
 //   limit()                                        squared distance beyond which nothing matters, the same in all lanes
 //   wanted()                                       neighbours searched for, if the search is for the nearest
 //   has_all_wanted()                               then, whether the limit comes from neighbours
+//   restart(limit)                                 then, forgets all candidates
 //   process(lanes, at, point, squared, exists)     one candidate in each lane
 //   flush(lanes)                                   after at most Lanes::kMostAtOnce of them
 #pragma once
@@ -16,10 +17,12 @@ namespace pointproj::POINTPROJ_DEVICE {
 constexpr int kLargestFirstShell = 3;  // the first shell visited includes its inside
 constexpr int kPlenty = 3;             // the first shell should hold so many times the neighbours wanted
 constexpr int kEverything = 1 << 20;   // a shell that holds all cells: just the limit bounds the search
+constexpr int kSparse = 16;            // a query is far if so many cells for each neighbour wanted do not hold these
+constexpr int kFarSample = 128, kBeside = 32;  // points that bound the limit of a far query
 
 enum class Levels {
-  kOne,       // cells, or the sub-cells of the query's dense cell. The search is given up if it needs both: few do, and
-              // a thread needs fewer registers
+  kOne,       // cells, or the sub-cells of the query's dense cell. The search is given up if it needs both, or if the
+              // query is far from all points: few are, and a thread needs fewer registers
   kBoth,      // cells, and the sub-cells of those that are dense
   kSubcells,  // the sub-cells of one dense cell
 };
@@ -32,7 +35,8 @@ struct ShellTraversal {
   const Vec3<Real>& q;
   Lanes& lanes;
   Visitor& visitor;
-  int own_dense_cell = -1;  // the query's cell, if it is dense and has been searched
+  bool whole = false;   // all cells within the limit are visited at once
+  bool is_far = false;  // the query is far from all points
 
   // False if the search was given up, also because the lanes have spent their budget. Lanes without a search, or whose
   // search has ended, go on with the others of the warp.
@@ -40,27 +44,60 @@ struct ShellTraversal {
     int at[3];
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) at[axis] = grid.along(q[axis], axis);
-    if constexpr (levels == Levels::kBoth) {
-      // The limit found in the query's dense cell excludes most of the others.
-      const int cell = grid.cell_at(q);
-      if (is_subdivided(cell)) {
-        if (!visit_dense(cell, at[0], at[1], at[2])) return false;
-        own_dense_cell = cell;
-      }
-    }
     int shell = first_shell(at), inner = -1;  // inner: the shell up to which all has been visited
     bool complete = true;
     while (lanes.any(searches)) {
-      if (levels != Levels::kOne && visitor.has_all_wanted()) shell = kEverything;
+      if constexpr (levels == Levels::kBoth) {
+        if (is_far) {
+          if (!bound_by_sample()) return false;
+          whole = true;
+          inner = -1;
+        }
+      }
+      if (levels != Levels::kOne && (whole || visitor.has_all_wanted())) shell = kEverything;
       int low[3], high[3];
       bounds(at, shell, low, high);
-      complete = visit_box(at, low, high, inner, searches) && complete;
+      complete = visit_box(at, low, high, inner, searches);
       const Real following = beyond(at, shell);
-      searches = searches && complete && following < kInfinity<Real> && following <= visitor.limit();
+      const bool more = following < kInfinity<Real> && following <= visitor.limit();
+      is_far = !whole && (is_far || (more && is_sparse(shell)));
+      if (levels != Levels::kBoth && is_far) return false;
+      searches = searches && (complete ? more : is_far);
       inner = shell;
       if (searches) shell += 1 + shell / 2;
     }
     return complete;
+  }
+
+  // Whether a shell has too few points, though it has cells for many.
+  POINTPROJ_FN bool is_sparse(int shell) const {
+    const float side = static_cast<float>(2 * shell + 1);
+    return side * side * side >= kSparse * static_cast<float>(visitor.wanted()) && !visitor.has_all_wanted();
+  }
+
+  // Starts again with a limit that a few points give: the nearest of a sample of all, and those beside it in the order
+  // of the cells. False if the lanes cannot afford it.
+  POINTPROJ_FN bool bound_by_sample() {
+    if (!lanes.spend(kPlenty * kFarSample)) return false;
+    const int begin = cells.start[subcell(grid.base)];
+    const int end = cells.start[subcell(grid.base + grid.shape[0] * grid.shape[1] * grid.shape[2])];
+    const int step = (end - begin) / kFarSample + 1;
+    Real nearest = kInfinity<Real>;
+    int middle = begin;
+    POINTPROJ_UNROLL_BY(4)
+    for (int i = begin + lanes.lane() * step; i < end; i += Lanes::width * step) {
+      const Real squared = squared_distance<Real>(q, cells.points.load(i).position);
+      if (!(squared < nearest)) continue;
+      nearest = squared;
+      middle = i;
+    }
+    middle = lanes.broadcast(middle, lanes.lowest_bit(lanes.ballot(nearest == lanes.minimum(nearest))));
+    const int beside = lesser(end - begin, greater(kBeside, 4 * lesser(visitor.wanted(), (end - begin) / 4)));
+    const int first = greater(begin, lesser(middle - beside / 2, end - beside));
+    visitor.restart(kInfinity<Real>);
+    lanes.visit(cells.points, q, first, lanes.lane() == 0 ? beside : 0, visitor);
+    visitor.restart(visitor.limit());
+    return true;
   }
 
   POINTPROJ_FN int subcell(int cell) const {
@@ -72,12 +109,13 @@ struct ShellTraversal {
   }
 
   // So wide that it holds plenty of points, if they are as dense as in the query's row. Only the query's cell if that
-  // holds plenty: the limit found there excludes most of the others.
+  // holds plenty, or is dense: the limit found there excludes most of the others.
   POINTPROJ_FN int first_shell(const int* at) const {
     const int row = grid.row(at[1], at[2]);
+    if (levels == Levels::kBoth && is_subdivided(row + at[0])) return 0;
     const int left = row + greater(at[0] - 1, 0), right = row + lesser(at[0] + 2, grid.shape[0]);
     const float points = static_cast<float>(points_between(left, right));
-    const float plenty = static_cast<float>(kPlenty * visitor.wanted());
+    const float plenty = kPlenty * static_cast<float>(visitor.wanted());
     if (points >= plenty) {
       const int own = points_between(row + at[0], row + at[0] + 1);
       if (static_cast<float>(own) >= plenty) return 0;
@@ -191,22 +229,23 @@ struct ShellTraversal {
   // Plane by plane, each narrowed to the limit: a box in or near a dense cell may be large. Self-kNN of 10^6 clustered
   // points: 3.1 ms, 23.6 by whole boxes.
   POINTPROJ_FN bool visit_planes(const int* at, const int* low, const int* high, int inner, bool searches) {
+    constexpr int kPlanes = Lanes::width == 1 ? 1 : 4, kRows = Lanes::width / kPlanes;  // at once
     const int depth = searches ? high[2] - low[2] + 1 : 0, parts = inner >= 0 ? 2 : 1;
     const Real outside_x = outside(0);
     for (int part = 0; part < parts; ++part) {
-      for (int j = 0; j < depth; ++j) {
-        const int z = nearest_first(j, at[2], low[2], high[2]);
+      for (int j = lanes.lane() / kRows; lanes.any(j < depth); j += kPlanes) {
+        const int z = nearest_first(lesser(j, depth - 1), at[2], low[2], high[2]);
         const bool near = abs(z - at[2]) <= inner;
-        int first = low[1], last = high[1];
+        int first = low[1], last = j < depth ? high[1] : first - 1;
         if (part == 1) {
           first = greater(first, at[1] - inner);
           last = near ? lesser(last, at[1] + inner) : first - 1;
         }
         const Real across_z = grid.gap(q[2], 2, z);
         clip(visitor.limit() - across_z * across_z - outside_x, 1, &first, &last);
-        for (int row = 0; row <= last - first; row += Lanes::width) {
-          const bool exists = row + lanes.lane() <= last - first;
-          const int y = nearest_first(lesser(row + lanes.lane(), last - first), at[1], first, last);
+        for (int row = lanes.lane() % kRows; lanes.any(row <= last - first); row += kRows) {
+          const bool exists = row <= last - first;
+          const int y = nearest_first(lesser(row, last - first), at[1], first, last);
           const bool seen = near && abs(y - at[1]) <= inner;
           if (!visit_row(exists, seen, part, inner, at, low, high, y, z)) return false;
         }
@@ -254,7 +293,10 @@ struct ShellTraversal {
   POINTPROJ_FN bool visit_dense(int cell, int x, int y, int z) {
     const int at[3] = {x, y, z};
     const Grid<Real> inside = subgrid_of(cells, grid, cell, at, q);
-    return ShellTraversal<Real, Levels::kSubcells, Lanes, Visitor>{cells, inside, q, lanes, visitor}(true);
+    ShellTraversal<Real, Levels::kSubcells, Lanes, Visitor> search{cells, inside, q, lanes, visitor, whole};
+    const bool complete = search(true);
+    is_far = is_far || search.is_far;
+    return complete;
   }
 
   // A run of cells, some of them subdivided: all lanes go through it together, cell by cell.
@@ -264,7 +306,6 @@ struct ShellTraversal {
       const Real along = grid.gap(q[0], 0, x);
       if (!(along * along + across_row <= visitor.limit())) continue;
       const int cell = grid.row(y, z) + x;
-      if (cell == own_dense_cell) continue;
       if (is_subdivided(cell)) {
         if (!visit_dense(cell, x, y, z)) return false;
       } else {
@@ -286,12 +327,12 @@ POINTPROJ_FN bool visit_shells(
   grid.slack = slack_for(grid, q);
   ShellTraversal<Real, levels, Lanes, Visitor> search{cells, grid, q, lanes, visitor};
   if constexpr (levels == Levels::kOne) {
+    lanes.limit_budget();
     const int cell = grid.cell_at(q);
     if (search.is_subdivided(cell)) {
       const int at[3] = {grid.along(q[0], 0), grid.along(q[1], 1), grid.along(q[2], 2)};
       const Real outside = search.beyond(at, 0);
       grid = subgrid_of(cells, Grid<Real>(grid), cell, at, q);
-      lanes.limit_budget();
       return search(searches) && !(outside <= visitor.limit());
     }
   }
