@@ -81,8 +81,11 @@ def gradient_kernel(
         mean = products_with(grad, query, aggregated, query[:, None], active[:, None], channels, BLOCK)
     sum_x, sum_y, sum_z = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
     sigma_sum = tl.zeros([TILE], real)
-    # A neighbour that has all the weight, up to rounding, is the mean: its gradient is 0, no rounding error.
-    most: tl.constexpr = 1.0 - (2.0**-49 if real == tl.float64 else 2.0**-20)
+    # If a neighbour has nearly all the weight, its product less the mean is little more than rounding errors.
+    # The gradients of the logits have the sum 0, so that of such a neighbour is minus the sum of the others.
+    rest, largest = tl.zeros([TILE], real), tl.full([TILE], -1, tl.int64)
+    largest_x, largest_y, largest_z = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
+    largest_sigma = tl.zeros([TILE], real)
     cx, cy, cz, size, runs = cubes_of(x, y, z, active, limit, frame, side, LISTED)
     for number in range(0, runs, 2):
         begin, end = neighbors_of(number, query, k, cx, cy, cz, size, cloud, active, first, side, LISTED)
@@ -108,7 +111,15 @@ def gradient_kernel(
                     )
                     if REDUCE != SUM:
                         has_weight = has_reference_weight(features, row, hit, channels, REDUCE)
-                        d_logit = tl.where(has_weight & (weight < most), d_logit, 0.0)
+                        is_largest = has_weight & (weight > 0.75)
+                        d_logit = tl.where(has_weight & ~is_largest, d_logit, 0.0)
+                        rest -= tl.sum(d_logit, 1)
+                        largest = tl.maximum(largest, tl.max(tl.where(is_largest, at, -1), 1))
+                        scale = tl.where(is_largest & (decay_per_distance > 0), decay_per_distance, 0.0)
+                        largest_x += tl.sum(scale * dx, 1)
+                        largest_y += tl.sum(scale * dy, 1)
+                        largest_z += tl.sum(scale * dz, 1)
+                        largest_sigma += tl.sum(tl.where(is_largest, by_sigma, 0.0), 1)
                     has_gradient = hit & (d_logit != 0)
                     sigma_sum += tl.sum(tl.where(has_gradient & (by_sigma != 0), d_logit * by_sigma, 0.0), 1)
                     has_gradient &= decay_per_distance > 0  # where it is 0, d_logit may be infinite
@@ -121,6 +132,15 @@ def gradient_kernel(
                     tl.atomic_add(into + 1, -scale * dy, mask=has_gradient, sem="relaxed")
                     tl.atomic_add(into + 2, -scale * dz, mask=has_gradient, sem="relaxed")
     if POSITIONS:
+        if REDUCE != SUM:
+            has_gradient = (largest >= 0) & (rest != 0)
+            rest = tl.where(has_gradient, rest, 0.0)
+            sigma_sum += rest * largest_sigma
+            into = d_reference + 3 * tl.load(rows + largest, mask=has_gradient, other=0).to(tl.int64)
+            tl.atomic_add(into, rest * largest_x, mask=has_gradient, sem="relaxed")
+            tl.atomic_add(into + 1, rest * largest_y, mask=has_gradient, sem="relaxed")
+            tl.atomic_add(into + 2, rest * largest_z, mask=has_gradient, sem="relaxed")
+            sum_x, sum_y, sum_z = sum_x - rest * largest_x, sum_y - rest * largest_y, sum_z - rest * largest_z
         tl.store(d_query + 3 * query, sum_x, mask=exists)
         tl.store(d_query + 3 * query + 1, sum_y, mask=exists)
         tl.store(d_query + 3 * query + 2, sum_z, mask=exists)

@@ -2,6 +2,10 @@
 
 Formulas are in :mod:`pointproj.ops.specification.gradients`. The gradient of a pair's logit is its weight
 times (product - mean): product is upstream gradient times feature, mean is upstream gradient times result.
+
+If a neighbour has nearly all the weight, this difference is little more than rounding errors, which steep
+kernels magnify. The gradients of the logits of a query have the sum 0, so that of such a neighbour is minus
+the sum of the others.
 """
 
 import torch
@@ -17,6 +21,8 @@ from pointproj.ops.backends.warp.sums import Problem, has_weight_function, launc
 from pointproj.ops.backends.warp.weights import POWER_OF_SIGMA, weights_of
 from pointproj.ops.bridge.warp_op import Launch
 
+NEARLY_ALL = 0.75, 0.875  # of the weight; the rounding of a reference's weight is not that of its query's
+
 
 def launch_query_gradient(
     launch: Launch,
@@ -28,7 +34,7 @@ def launch_query_gradient(
     d_points: Tensor | None,
     d_sigma: Tensor | None,
 ) -> None:
-    """Fill the gradients of query points and sigma, if ``of_points``, and ``problem.means`` (Q,).
+    """Fill the gradients of query points and sigma, if ``of_points``, and ``problem.means``.
 
     Over lists, atomics add up the gradients of features and reference points, where the problem has them.
     """
@@ -68,9 +74,10 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
     ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
     rows, group = row_functions(variant), lanes(variant.lanes)
     weights = weights_of(variant.kernel, variant.reduce, variant.sums)
-    accumulator = _query_accumulator(variant, of_points, of_features)
+    accumulator, add_logit = _query_accumulator(variant, of_points, of_features)
     SourceStruct, add_neighbors = each_neighbor(variant, accumulator)
     State, Vectors, Reals = accumulator.State, wp.array(dtype=vec3), wp.array(dtype=real)
+    Pair = wp.types.vector(length=2, dtype=real)
 
     @wp.func
     def mean_of(query: int, problem: ProblemStruct):
@@ -101,8 +108,12 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
         state.own = rows.load(problem.grad, query, 0)
         if wp.static(of_points):
             state.mean = mean_of(query, problem)
+            state.largest = -1
         state = add_neighbors(state, query, q, common.cloud_of(query, points.batch), source, problem)
         if wp.static(of_points):
+            rest = group.total(state.rest)
+            if state.largest >= 0:
+                state = add_logit(state, problem, state.largest, rest)
             d_point = vec3()
             for axis in range(3):
                 d_point[axis] = coordinate(group.total(state.d_point[axis]))
@@ -111,13 +122,18 @@ def query_gradient_kernel(variant: Variant, of_points: bool, of_features: bool) 
                 d_points[query] = d_point
                 d_sigma[query] = weights.by_sigma(d_logits, state.inverse_sigma)
                 if problem.means:
-                    problem.means[query] = state.mean
+                    problem.means[query] = Pair(state.mean, rest)
 
     return query_gradient
 
 
-def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> Accumulator:
-    """The gradients of a query's position and of sigma; those of references are added by atomics."""
+def _query_accumulator(
+    variant: Variant, of_points: bool, of_features: bool
+) -> tuple[Accumulator, wp.Function]:
+    """The gradients of a query's position and of sigma; those of references are added by atomics.
+
+    The second is ``add_logit(state, problem, row, gradient of its logit)``.
+    """
     coordinate, vec3, _ = REALS[variant.positions]
     real, sums_vec3, _ = REALS[variant.sums]
     ProblemStruct = struct_of(Problem, variant.positions, variant.sums)
@@ -136,6 +152,8 @@ def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> 
         own: Channels  # the first chunk of the query's upstream gradient
         d_point: sums_vec3
         logits: real  # sum of logits times their gradients
+        largest: int  # the neighbour with nearly all the weight, -1 without one
+        rest: real  # minus the gradients of the logits of all others
 
     @wp.func
     def weigh(state: State, problem: ProblemStruct, row: int, squared: real):
@@ -157,25 +175,33 @@ def _query_accumulator(variant: Variant, of_points: bool, of_features: bool) -> 
         return state, product
 
     @wp.func
-    def add_pair(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
-        if has_weight(problem, row):
-            d_logit = weight * (product - state.mean)
-            other = problem.others[row]
-            distance = wp.sqrt(common.squared_distance(state.q, other, weight))
-            if wp.static(variant.kernel in POWER_OF_SIGMA):
-                state.logits += d_logit * weights.logit(state.base, distance, state.inverse_sigma, problem)
-            decay = weights.decay(distance, state.inverse_sigma, problem)
-            if distance > real(0.0) and decay > real(0.0):  # where it is 0, d_logit may be infinite
-                for axis in range(3):
-                    step = d_logit * decay * (real(other[axis] - state.q[axis]) / distance)
-                    state.d_point[axis] += step
-                    if problem.d_others:
-                        wp.atomic_add(problem.d_others, row, axis, coordinate(-step))
+    def add_logit(state: State, problem: ProblemStruct, row: int, d_logit: real):
+        other = problem.others[row]
+        distance = wp.sqrt(common.squared_distance(state.q, other, d_logit))
+        if wp.static(variant.kernel in POWER_OF_SIGMA):
+            state.logits += d_logit * weights.logit(state.base, distance, state.inverse_sigma, problem)
+        decay = weights.decay(distance, state.inverse_sigma, problem)
+        if distance > real(0.0) and decay > real(0.0):  # where it is 0, d_logit may be infinite
+            for axis in range(3):
+                step = d_logit * decay * (real(other[axis] - state.q[axis]) / distance)
+                state.d_point[axis] += step
+                if problem.d_others:
+                    wp.atomic_add(problem.d_others, row, axis, coordinate(-step))
         return state
 
-    return Accumulator(
-        State, ProblemStruct, has_weight, None, weigh, add_row, add_pair if of_points else None
-    )
+    @wp.func
+    def add_pair(state: State, problem: ProblemStruct, row: int, weight: real, product: real):
+        if has_weight(problem, row):
+            if wp.static(variant.reduce != "sum") and weight > real(wp.static(NEARLY_ALL[0])):
+                state.largest = row
+            else:
+                d_logit = weight * (product - state.mean)
+                state.rest -= d_logit
+                state = add_logit(state, problem, row, d_logit)
+        return state
+
+    pairs = add_pair if of_points else None
+    return Accumulator(State, ProblemStruct, has_weight, None, weigh, add_row, pairs), add_logit
 
 
 @once
@@ -264,12 +290,13 @@ def _reference_accumulator(variant: Variant, of_points: bool, of_features: bool)
     @wp.func
     def add_pair(state: State, problem: ProblemStruct, query: int, weight: real, product: real):
         if has_weight(problem, state.row):
-            mean = real(0.0)
+            d_logit = weight * product
             if wp.static(variant.reduce != "sum"):
                 mean = problem.means[query]
+                has_nearly_all = weight > real(wp.static(NEARLY_ALL[1]))
+                d_logit = wp.where(has_nearly_all, mean[1], weight * (product - mean[0]))
             other = problem.others[query]
             distance = wp.sqrt(common.squared_distance(state.q, other, weight))
-            d_logit = weight * (product - mean)
             decay = weights.decay(distance, state.inverse_sigma, problem)
             if distance > real(0.0) and decay > real(0.0):
                 for axis in range(3):

@@ -159,7 +159,7 @@ def _radius_backward(launch: Launch, **values: Any) -> None:
         query_cells = sorted_into(launch, queries, cells, radius)
         queries = queries._replace(ordered=query_cells.points)
     if of_points:
-        problem = problem._replace(means=problem.grad.new_empty(queries.batch.rows))
+        problem = problem._replace(means=torch.empty_like(problem.softmax))
         source = new_ball(cells, radius)
         launch_query_gradient(launch, variant, queries, source, problem, of_points, d_queries, d_sigma)
     if of_references:

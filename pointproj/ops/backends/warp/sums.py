@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     columns: int  # C
     chunks: int  # searches that it takes to cover all channels
     grad: NumberRows = None  # (Q, C), upstream gradients of the results
-    means: Numbers = None  # (Q,), sums over the channels of upstream gradient times result
+    means: common.NumberPairs = None  # (Q, 2), upstream gradient times result, and rest of the gradients
     others: common.Vectors = None  # (n, 3), positions of the neighbours
     d_others: common.CoordinateRows = None  # (n, 3), gradient of those positions, over lists
     d_features: NumberRows = None  # (N, C), gradient of the features

@@ -32,20 +32,33 @@ struct AtomicRows {
   POINTPROJ_FN void finish(Sum) const {}
 };
 
+// What gradients of reference points need of a query: the product of upstream gradient and result, 0 for sums; and minus
+// the sum of the gradients of its logits, without that of a neighbour that has nearly all the weight.
+template <class Sum>
+struct alignas(2 * sizeof(Sum)) QueryTerms {
+  Sum product, rest;
+};
+
 // Gradients of the own points: of their positions, of the features, or both. With the positions of queries comes sigma;
 // for queries the features are those of their neighbours, by atomics, and so are d_others, the neighbours' positions.
+//
+// If a neighbour has nearly all the weight, its product less the mean of all is little more than rounding errors, which
+// steep kernels magnify. The gradients of the logits of a query have the sum 0, so that of such a neighbour is minus the
+// sum of the others.
 template <class Neighbors, bool of_queries, bool of_points, bool of_features>
 struct Gradient {
   using Real = typename Neighbors::Real;
   using Sum = typename Neighbors::Sum;
   using Number = Sum;
   static constexpr int kLanes = kSumLanes, kVector = Neighbors::kVector;
+  // Of the weight. More for references, whose weights are not rounded as those of the queries.
+  static constexpr Sum kNearlyAll = of_queries ? 0.75 : 0.875;
 
   Neighbors problem;
   Matrix<const Sum> own_values, other_values;  // upstream gradients of the queries, features of the references
   Matrix<const Sum> aggregated;                // (Q, channels)
   Weights<const Sum> weights;
-  Sum* means;              // (Q,) upstream gradient times result, 0 for sums; written by the gradient of queries
+  QueryTerms<Sum>* means;     // (Q,), written by the gradient of queries
   Real* d_points;          // (own points, 3)
   Sum* sigma_rows;         // (Q,)
   Matrix<Sum> d_features;  // (N, channels)
@@ -60,8 +73,22 @@ struct Gradient {
     const typename Lanes::template RowProducts<Sum, kVector> products(own_values[at], other_values, aggregated.columns);
     const bool is_mean = of_queries && of_points && weighting.divides();
     const Sum own_mean = is_mean ? products.with(aggregated[point.row]) : Sum(0);
-    const Sum base = is_mean ? weights.base(at) : Sum(0);
-    Sum unscaled = 0, along[3] = {0, 0, 0};
+    Sum unscaled = 0, along[3] = {0, 0, 0}, rest = 0;
+    int largest = -1;  // the neighbour with nearly all the weight, in one lane
+    // Adds the gradient of a neighbour's logit.
+    const auto add = [&](int other, Sum distance, Sum grad_logit) {
+      if (of_queries) unscaled += grad_logit * weighting.unscaled_by_sigma(distance, weights.base(at));
+      const Sum decay = weighting.decay(distance), grad_distance = grad_logit * decay;
+      if (!(distance > Sum(0)) || decay == Sum(0)) return;
+      const Vec3<Real> there = problem.other(other);
+      for (int axis = 0; axis < 3; ++axis) {
+        const Sum step = grad_distance * (Sum(point.position[axis] - there[axis]) / distance);
+        along[axis] += step;
+        if constexpr (of_queries && Neighbors::kMayUseAtomics) {
+          if (d_others && lanes.has_item) lanes.add(d_others + 3 * int64_t(other) + axis, static_cast<Real>(step));
+        }
+      }
+    };
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const Sum product = of_points ? products.with_neighbor(neighbors, first, size) : Sum(0);
@@ -72,30 +99,33 @@ struct Gradient {
         neighbor.value = weight;
         const Sum* const features = of_queries ? other_values[other] : own_values[at];
         if (!of_points || !weighting.has_weight(features, aggregated.columns)) continue;
-        const Sum grad_logit = weight * (product - (of_queries ? own_mean : means[other]));
-        if (of_queries) unscaled += grad_logit * weighting.unscaled_by_sigma(distance, base);
-        const Sum decay = weighting.decay(distance), grad_distance = grad_logit * decay;
-        if (!(distance > Sum(0)) || decay == Sum(0)) continue;
-        const Vec3<Real> there = problem.other(other);
-        for (int axis = 0; axis < 3; ++axis) {
-          const Sum step = grad_distance * (Sum(point.position[axis] - there[axis]) / distance);
-          along[axis] += step;
-          if constexpr (of_queries && Neighbors::kMayUseAtomics) {
-            if (d_others && lanes.has_item) lanes.add(d_others + 3 * int64_t(other) + axis, static_cast<Real>(step));
-          }
+        const bool has_nearly_all = weighting.divides() && weight > kNearlyAll;
+        if (of_queries && has_nearly_all) {
+          largest = other;
+          continue;
         }
+        const QueryTerms<Sum> mean = of_queries ? QueryTerms<Sum>{own_mean, Sum(0)} : means[other];
+        const Sum grad_logit = has_nearly_all ? mean.rest : weight * (product - mean.product);
+        if (of_queries) rest -= grad_logit;
+        add(other, distance, grad_logit);
       }
       lanes.sync();
       if constexpr (of_features) rows.add(neighbors, size);
     });
     if constexpr (of_features) rows.finish(Sum(1));
     if constexpr (!of_points) return;
-    if (of_queries) unscaled = lanes.sum(unscaled);
+    if (of_queries) {
+      rest = lanes.sum(rest);
+      if (largest >= 0) {
+        add(largest, sqrt(squared_distance<Sum>(point.position, problem.other(largest))), rest);
+      }
+      unscaled = lanes.sum(unscaled);
+    }
     for (int axis = 0; axis < 3; ++axis) along[axis] = lanes.sum(along[axis]);
     if (lanes.lane() != 0) return;
     for (int axis = 0; axis < 3; ++axis) d_points[3 * int64_t(point.row) + axis] = static_cast<Real>(-along[axis]);
     if (!of_queries) return;
-    means[at] = own_mean;
+    means[at] = {own_mean, rest};
     sigma_rows[at] = weighting.by_sigma(unscaled);
   }
 

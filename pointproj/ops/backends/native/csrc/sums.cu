@@ -41,14 +41,15 @@ void fill_gradients(Problem& problem, const Weighting& weighting, const Tensor& 
   const bool of_points = needed.of_points, by_atomics = Neighbors::kMayUseAtomics && !problem.given.deterministic;
   const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
   const Tensor features = of_points ? problem.template sorted<Neighbors>(false, given) : given;
-  const Tensor means = empty({of_points ? problem.queries() : 0}, features);
+  const Tensor means = empty({of_points ? problem.queries() : 0, 2}, features);
   const auto launch = [&](auto queries_own, auto with_points, auto with_features) {
     const int chunks = with_features && !queries_own ? problem.chunks() : 1;
     problem.device().each(
         Gradient<Neighbors, queries_own, with_points, with_features>{
             problem.template neighbors<Real>(weighting, queries_own, chunks),
             matrix<const Sum>(queries_own ? own_grad : features), matrix<const Sum>(queries_own ? features : own_grad),
-            matrix<const Sum>(aggregated), {data<const Sum>(saved)}, data<Sum>(means),
+            matrix<const Sum>(aggregated), {data<const Sum>(saved)},
+            reinterpret_cast<QueryTerms<Sum>*>(data<Sum>(means)),
             data<Real>(queries_own ? needed.query_points : needed.reference_points), data<Sum>(needed.sigma_rows),
             {data<Sum>(needed.features), static_cast<int>(problem.channels())},
             by_atomics ? data<Real>(needed.reference_points) : nullptr},
