@@ -286,8 +286,10 @@ class CapturedCall:
         self._function = function  # keeps the tensors alive that the captured work reads
         self._graph = torch.cuda.CUDAGraph()
         # thread_local, since a thread that loads data may allocate pinned memory meanwhile.
-        options = {"stream": stream, "capture_error_mode": "thread_local"}
-        with memory.capture(), torch.cuda.graph(self._graph, pool=memory.id, **options):
+        with (
+            memory.capture(),
+            torch.cuda.graph(self._graph, pool=memory.id, stream=stream, capture_error_mode="thread_local"),
+        ):
             self.result = function(self._inputs)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:
