@@ -17,6 +17,7 @@ from pointproj.benchmark.config import LIST_SUMS, NETWORK, SUMS
 from pointproj.benchmark.implementations import Implementation
 from pointproj.benchmark.workloads import Inputs
 from pointproj.config import OptimizerConfig, TargetConfig
+from pointproj.runtime.graph_memory import GraphMemory
 from pointproj.training.losses import loss_function
 from pointproj.training.optimizers import build_optimizer
 from pointproj.training.step import STEPS_BEFORE_CAPTURE, CapturedCall, TrainingStep, on_stream
@@ -144,9 +145,9 @@ def _function(function: Callable, compiled: bool) -> Callable:
 
 def captured(function: Call, device: torch.device) -> Call:
     """Capture a function as one CUDA graph; the call returned replays it into the same tensors."""
-    stream = torch.cuda.Stream(device)
-    with on_stream(stream):
+    stream, memory = torch.cuda.Stream(device), GraphMemory()
+    with on_stream(stream), memory.before_capture():
         for _ in range(STEPS_BEFORE_CAPTURE):
             function()
-    replay = CapturedCall(lambda inputs: function(), {}, stream)
+    replay = CapturedCall(lambda inputs: function(), {}, stream, memory)
     return lambda: replay({})

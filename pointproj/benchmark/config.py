@@ -75,8 +75,6 @@ def _problems(config: BenchConfig) -> Iterator[str]:
     yield from unknown("execution", config.execution or (), EXECUTIONS)
     yield from unknown("device", [config.device], DEVICES)
     yield from unknown("gpu_memory", [config.gpu_memory], ALLOCATORS)
-    if config.gpu_memory == "rmm" and "captured" in (config.execution or ()):
-        yield "execution: torch captures no CUDA graph while RMM owns the memory: leave captured or rmm out"
     for key in ("workloads", "modes", "execution", "backends", "sizes"):
         if getattr(config, key) == [] and not (key == "backends" and config.peers != []):
             yield f"{key}=[]: expected at least one"

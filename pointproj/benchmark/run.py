@@ -38,7 +38,8 @@ def run_benchmark(config: BenchConfig, *, interleaved: Sequence[str] = ()) -> li
     Each is in the CSV file as soon as it is measured, also if Ctrl-C ends the run. Raises ConfigError,
     DeviceError and AllocatorUnavailable before anything is measured.
     """
-    configure_allocator(AllocatorConfig(name=config.gpu_memory))
+    captures = "captured" in (config.execution or ())
+    configure_allocator(AllocatorConfig(name=config.gpu_memory), captures=captures)
     device = choose_device(config.device)
     backend_names(config.backends), peer_names(config.peers), executions(config, device.type)
     processes = distributed.join()

@@ -54,6 +54,7 @@ def _chosen(key: str, wanted: list[str] | None, known: Iterable[str]) -> list[st
 def executions(config: BenchConfig, device_type: str) -> tuple[str, ...]:
     """The executions to time on a type of device, cheap ones first; ConfigError for captured on a CPU."""
     if config.execution is None:
+        # RMM is set up in one of two ways: for graphs only if captured is asked for.
         return EXECUTIONS if device_type == "cuda" and config.gpu_memory == "torch" else EXECUTIONS[:2]
     if device_type != "cuda" and "captured" in config.execution:
         raise ConfigError(f"execution: captured needs a CUDA device, and this runs on {device_type}")

@@ -41,6 +41,7 @@ LINES = (
     Line("**`backend=cuml allocator=rmm compile=true`**", "cuml", "compiled", "rmm"),
     Line("**`backend=warp`**", "warp", "eager"),
     Line("**`backend=warp compile=true`**", "warp", "captured"),
+    Line("**`backend=warp allocator=rmm compile=true`**", "warp", "captured", "rmm"),
 )
 
 

@@ -22,7 +22,8 @@ def made_ahead(batches: Iterator[dict[str, Any]], device: torch.device) -> Itera
     was ready when the iteration began: no result of a step or of another batch. A batch may be used on the
     stream that is current when the batch is yielded.
     """
-    if device.type != "cuda" or rmm_memory.in_use():  # RMM may reuse memory that another stream still reads
+    # RMM reuses memory that another stream may still read; a pool that is in use never reuses it.
+    if device.type != "cuda" or rmm_memory.in_use():
         yield from batches
         return
     streams = deque(torch.cuda.Stream(device) for _ in range(MADE_AHEAD))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pointproj.config import AllocatorConfig, Config
-from pointproj.runtime import rmm_memory
+from pointproj.runtime import graph_memory, rmm_memory
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +43,10 @@ def explained_out_of_memory(config: Config, device: torch.device) -> Iterator[No
         ) from error
 
 
-def configure_allocator(allocator: AllocatorConfig) -> None:
+def configure_allocator(allocator: AllocatorConfig, *, captures: bool = False) -> None:
     """Set up the allocator of GPU memory; call it before the job's first tensor.
+
+    ``captures`` says that CUDA graphs are to be captured, which RMM must know beforehand.
 
     With ``allocator=torch``, ``expandable_segments`` lets a block of reserved memory grow, instead of
     replacing it by a larger one. That saves memory if shapes vary. Settings in the environment variable
@@ -53,7 +55,7 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
     """
     global _expandable
     if allocator.name == "rmm":
-        rmm_memory.activate(allocator)
+        rmm_memory.activate(allocator, captures=captures)
         return
     rmm_memory.require_inactive()
     expandable = allocator.expandable_segments
@@ -73,12 +75,15 @@ def configure_allocator(allocator: AllocatorConfig) -> None:
 
 def graphs_unsupported() -> str | None:
     """Return why no CUDA graph can be captured with the current allocator, or None."""
-    return "torch captures no CUDA graph while RMM owns the memory" if rmm_memory.in_use() else None
+    reason = "torch captures no CUDA graph while RMM owns the memory"
+    return reason if rmm_memory.prevents_graphs() else None
 
 
 def empty_cache() -> None:
     """Return reserved but unused memory to the GPU, if the allocator can."""
-    if torch.cuda.is_initialized() and not rmm_memory.in_use():
+    if graph_memory.from_pools():
+        graph_memory.release_pools()
+    elif torch.cuda.is_initialized() and not rmm_memory.in_use():
         torch.cuda.empty_cache()
 
 
@@ -122,7 +127,8 @@ def statistics(device: torch.device | str) -> dict[str, Any]:
     """Return the name of the device's allocator and its counts since :func:`reset_peak`, for the report.
 
     The keys are ``allocator`` and ``peak_bytes``; on a GPU also ``allocated_bytes``, ``reserved_bytes`` (None
-    if unknown) and ``allocations``; with RMM also ``resource``.
+    if unknown) and ``allocations``; with RMM also ``resource``. If CUDA graphs are captured with RMM, torch's
+    segments count as a whole, and ``torch_peak_bytes`` is the peak of its tensors.
     """
     if torch.device(device).type == "cpu":
         return {"allocator": "host", "peak_bytes": _host_peak()}

@@ -1,7 +1,9 @@
 """RAPIDS Memory Manager as the allocator of GPU memory, for torch, CuPy (and so cuML) and Warp.
 
-A process can activate RMM once, before torch has allocated memory, and cannot deactivate it. With RMM, torch
-can neither capture CUDA graphs nor count memory, so the report has RMM's own counters.
+A process can activate RMM once, before torch has allocated memory, and cannot deactivate it. As torch's
+allocator it prevents CUDA graphs. For jobs that capture, it fills pools of torch's own allocator instead (see
+:mod:`pointproj.runtime.graph_memory`). The report has RMM's own counters, in which a pool's segments count as
+allocated.
 """
 
 import importlib.util
@@ -12,7 +14,7 @@ from typing import Any
 import torch
 
 from pointproj.config import AllocatorConfig
-from pointproj.runtime import distributed
+from pointproj.runtime import distributed, graph_memory
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,11 @@ def in_use() -> bool:
     return _owner is not None
 
 
+def prevents_graphs() -> bool:
+    """Return whether RMM is torch's own allocator, which can capture no CUDA graph."""
+    return in_use() and not graph_memory.from_pools()
+
+
 def unavailable() -> str | None:
     """Return None if RMM can be used on this machine, else a sentence: what is missing, and how to get it."""
     if not torch.cuda.is_available():
@@ -50,8 +57,10 @@ def unavailable() -> str | None:
     return None
 
 
-def activate(allocator: AllocatorConfig) -> None:
+def activate(allocator: AllocatorConfig, *, captures: bool = False) -> None:
     """Let RMM allocate this process's GPU memory; raise AllocatorUnavailable if that is not possible.
+
+    ``captures`` says that CUDA graphs are to be captured. If RMM is in use already, it stays as it is.
 
     Its ``resource`` is ``pool``, which grows from ``initial_gib`` up to ``maximum_gib``; ``async``, the
     driver's own pool; ``arena``, of ``maximum_gib``; or ``managed``, which may exceed the GPU's memory.
@@ -79,9 +88,10 @@ def activate(allocator: AllocatorConfig) -> None:
         )
     if obstacle:
         raise AllocatorUnavailable(f"allocator=rmm: {obstacle}")
-    _owner = _swap(allocator)
+    _owner = _swap(allocator, captures)
     sizes = {"initially": allocator.initial_gib, "at most": allocator.maximum_gib}
     words = [f"{word} {gib:g} GiB" for word, gib in sizes.items() if gib is not None]
+    words += ["in segments that torch can capture CUDA graphs in"] if captures else []
     log.info("GPU memory is RMM's: %s", ", ".join([allocator.resource or "pool", *words]))
 
 
@@ -100,12 +110,15 @@ def reset_counters() -> None:
     statistics.pop_counters()
     _owner.allocated_at_reset = statistics.allocation_counts.current_bytes
     statistics.push_counters()
+    if graph_memory.from_pools():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def counters() -> dict[str, Any]:
     """Return RMM's counts since :func:`reset_counters`: see :func:`pointproj.runtime.memory.statistics`."""
     owner, counts = _owner, _owner.statistics.allocation_counts  # these began at 0 with the reset
     grows = hasattr(owner.pool, "pool_size")
+    in_segments = {"torch_peak_bytes": torch.cuda.max_memory_allocated()} if graph_memory.from_pools() else {}
     return {
         "allocator": "rmm",
         "resource": owner.allocator.resource or "pool",
@@ -113,18 +126,22 @@ def counters() -> dict[str, Any]:
         "allocated_bytes": owner.allocated_at_reset + counts.current_bytes,
         "reserved_bytes": owner.pool.pool_size() if grows else None,
         "allocations": counts.total_count,
+        **in_segments,
     }
 
 
-def _swap(allocator: AllocatorConfig) -> _Owner:
+def _swap(allocator: AllocatorConfig, captures: bool) -> _Owner:
     import rmm
     from rmm.allocators.torch import rmm_torch_allocator
 
-    torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
+    if not captures:
+        torch.cuda.memory.change_current_allocator(rmm_torch_allocator)
     pool = _resource(allocator)
     statistics = rmm.mr.StatisticsResourceAdaptor(pool)
     rmm.mr.set_current_device_resource(statistics)
     statistics.push_counters()
+    if captures:
+        graph_memory.fill_pools(rmm_torch_allocator.allocator())
     if importlib.util.find_spec("cupy") is not None:
         import cupy
         from rmm.allocators.cupy import rmm_cupy_allocator

@@ -30,6 +30,12 @@ class Execution(NamedTuple):
     processes: Processes  # those that train together; only the first one writes to the run's folder
 
 
+def may_capture(config: Config) -> bool:
+    """Return whether CUDA graphs may be captured, as far as the config tells before a device is used."""
+    name = config.backend.name
+    return config.compile and (name not in backend_names() or load(name).WAITS is None)
+
+
 def choose_execution(config: Config) -> Execution:
     """Choose device and backend as the config says, and log why."""
     device, name = choose_device(config.device), config.backend.name
@@ -49,7 +55,7 @@ def choose_execution(config: Config) -> Execution:
     obstacle = None
     if config.compile and gpu:
         choose_compilers(few_kernels=config.projector.FEW_KERNELS)
-        obstacle = memory.graphs_unsupported() or load(backend).WAITS
+        obstacle = load(backend).WAITS or memory.graphs_unsupported()
         if obstacle:
             words = "compile=true compiles the model but captures no CUDA graph of the step"
             log.warning("%s: %s", words, obstacle)

@@ -122,6 +122,7 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
     from pointproj.runtime.devices import cpu_threads, own_gpu
     from pointproj.runtime.memory import configure_allocator
     from pointproj.runtime.profiling import require_profiler
+    from pointproj.training.execution import may_capture
     from pointproj.training.loop import train
 
     data = config.data
@@ -130,7 +131,7 @@ def _train(config: Config, run: RunFolder, in_sweep: bool) -> None:
         if data.name not in ("modelnet10", "meshes") or data.download:  # meshes are written
             require_writable(Path(data.root or "data"))
     require_profiler(config.profiler)
-    configure_allocator(config.allocator)
+    configure_allocator(config.allocator, captures=may_capture(config))
     log.info("run       %s", run.path)
     run.write_json("environment.json", environment())
     # Other jobs of the sweep may run on this machine at the same time, and need GPUs too.

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
 from pointproj.runtime.errors import first_line
+from pointproj.runtime.graph_memory import GraphMemory
 from pointproj.training.divergence import FiniteGuard, Status
 from pointproj.training.losses import Loss, eikonal_penalty
 
@@ -94,7 +95,7 @@ class TrainingStep:
             self._compare = torch.compile(lambda *compared: loss_function(*compared), fullgraph=True)
             self._guard.compiled = True
             self._side_stream = torch.cuda.Stream(self.device)
-            self._pool = torch.cuda.graph_pool_handle()  # shared by the graphs of all batch sizes
+            self._memory: dict[tuple, GraphMemory] = {}  # by the shapes too
 
     @property
     def mode(self) -> str:
@@ -175,15 +176,16 @@ class TrainingStep:
             clouds = inputs["reference_points"].shape[0]
             query_points = inputs["query_points"].expand(clouds, -1, -1).detach().requires_grad_()
             inputs = {**inputs, "query_points": query_points}
-        prediction = self.forward(inputs)
-        compare = self._compare if self._is_full(inputs) else self.loss_function
-        loss = compare(prediction, inputs["target"])
-        if self.eikonal:
-            loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
-        if "share" in inputs:
-            loss = loss * inputs["share"]
-        # In this thread: switching to torch's own thread for the GPU and back takes time in every backward.
+        # In this thread, whose memory may come from a pool. Besides, switching to torch's own thread for the
+        # GPU and back takes time in every backward.
         with torch.autograd.set_multithreading_enabled(False):
+            prediction = self.forward(inputs)
+            compare = self._compare if self._is_full(inputs) else self.loss_function
+            loss = compare(prediction, inputs["target"])
+            if self.eikonal:
+                loss = loss + self.eikonal * eikonal_penalty(prediction, query_points)
+            if "share" in inputs:
+                loss = loss * inputs["share"]
             loss.backward()
         return loss.detach()
 
@@ -199,12 +201,14 @@ class TrainingStep:
     def _run_captured(self, inputs: Batch) -> None:
         """Replay the step for inputs of these shapes; the first steps are ordinary, the next is captured."""
         shapes = tuple(tuple(tensor.shape) for tensor in inputs.values())
+        if shapes not in self._memory:
+            self._memory[shapes] = GraphMemory(next(iter(self._memory.values()), None))
         if shapes not in self._captured_calls and self._steps_taken[shapes] >= STEPS_BEFORE_CAPTURE:
             self._capture(shapes, inputs)
         if shapes in self._captured_calls:
             self._captured_calls[shapes](inputs)
             return
-        with on_stream(self._side_stream):
+        with on_stream(self._side_stream), self._memory[shapes].before_capture():
             self._take_step(inputs)
         self._steps_taken[shapes] += 1
 
@@ -213,7 +217,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         try:
             self._captured_calls[shapes] = CapturedCall(
-                self._take_step, inputs, self._side_stream, self._pool
+                self._take_step, inputs, self._side_stream, self._memory[shapes]
             )
         except Exception as error:
             self.captured = False
@@ -235,10 +239,10 @@ def time_step(step: TrainingStep, batch: Batch, repetitions: int) -> dict[str, f
         step(batch)  # the last of these captures the step, if possible
     inputs, forward = {name: batch[name] for name in INPUTS if name in batch}, step.forward
     if step.captured:
-        stream = torch.cuda.Stream(step.device)
-        with on_stream(stream):
+        stream, memory = torch.cuda.Stream(step.device), GraphMemory()
+        with on_stream(stream), memory.before_capture():
             step.forward(inputs)
-        forward = CapturedCall(lambda own: step.forward(own).detach(), inputs, stream)
+        forward = CapturedCall(lambda own: step.forward(own).detach(), inputs, stream, memory)
     calls = {"forward_ms": lambda: forward(inputs), "step_ms": lambda: step(batch)}
     return {name: _median_ms(call, step, repetitions) for name, call in calls.items()}
 
@@ -266,9 +270,9 @@ def _median_ms(function: Callable[[], object], step: TrainingStep, repetitions: 
 class CapturedCall:
     """The GPU work of a function, captured once in a CUDA graph and replayed with inputs of the same shapes.
 
-    ``function`` takes a mapping of tensors, and must have run on ``stream`` before; it is captured without
-    being executed. Calls that share a memory ``pool`` must not run at the same time, and overwrite each
-    other's results.
+    ``function`` takes a mapping of tensors, and must have run before, on ``stream`` and in
+    ``memory.before_capture()``; it is captured without being executed. Calls that share memory must not run
+    at the same time, and overwrite each other's results.
     """
 
     def __init__(
@@ -276,13 +280,16 @@ class CapturedCall:
         function: Callable[[Mapping[str, Tensor]], object],
         inputs: Mapping[str, Tensor],
         stream: torch.cuda.Stream,
-        pool: tuple[int, int] | None = None,
+        memory: GraphMemory,
     ) -> None:
         self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         self._function = function  # keeps the tensors alive that the captured work reads
         self._graph = torch.cuda.CUDAGraph()
         # thread_local, since a thread that loads data may allocate pinned memory meanwhile.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            memory.capture(),
+            torch.cuda.graph(self._graph, pool=memory.id, stream=stream, capture_error_mode="thread_local"),
+        ):
             self.result = function(self._inputs)
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> object:

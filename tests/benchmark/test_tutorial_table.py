@@ -11,7 +11,6 @@ from pointproj.benchmark.run import run_benchmark
 from pointproj.benchmark.selection import entries, executions
 from pointproj.benchmark.tutorial import LINES, command
 from pointproj.benchmark.workloads import workloads
-from pointproj.config import ConfigError
 from pointproj.runtime.rmm_memory import AllocatorUnavailable
 from tests.benchmark.rows import row
 from tests.configs import bench_config_of
@@ -33,10 +32,9 @@ def test_every_line_is_one_implementation_in_one_execution(line, tmp_path):
     assert entry.measurements == (("forward", line.execution), ("step", line.execution))
 
 
-def test_nothing_is_captured_in_rmms_memory():
+def test_in_rmms_memory_graphs_are_captured_if_asked_for():
     assert executions(BenchConfig(gpu_memory="rmm"), "cuda") == ("eager", "compiled")
-    with pytest.raises(ConfigError, match="no CUDA graph while RMM owns the memory"):
-        bench_config_of("gpu_memory=rmm", "execution=[captured]")
+    assert executions(BenchConfig(gpu_memory="rmm", execution=["captured"]), "cuda") == ("captured",)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")

@@ -1,17 +1,22 @@
 """Who may own GPU memory: RMM takes over once, early and for good, or says in a sentence why it does not."""
 
+import gc
 import importlib.util
 import json
 import subprocess
 import sys
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
 from pointproj.config import AllocatorConfig
-from pointproj.runtime import memory, rmm_memory
+from pointproj.runtime import graph_memory, memory, rmm_memory
+from pointproj.runtime.graph_memory import GraphMemory
 from pointproj.runtime.rmm_memory import AllocatorUnavailable
+from pointproj.training.execution import may_capture
+from tests.configs import config_of
 from tests.processes import PROJECT
 
 RMM = AllocatorConfig(name="rmm", resource="pool")
@@ -74,6 +79,52 @@ def test_a_later_job_gets_neither_other_values_nor_torchs_memory_nor_a_graph(own
     with pytest.raises(AllocatorUnavailable, match=until):
         memory.configure_allocator(AllocatorConfig(name="torch"))
     assert "no CUDA graph while RMM owns" in memory.graphs_unsupported()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["captured", "failed"])
+def test_pools_take_turns_and_are_deleted_while_none_is_in_use(fails: bool, owned: None, monkeypatch):
+    """With stand-ins for torch's functions."""
+    used, deleted = [], []
+
+    class Pool:
+        def __init__(self, library: str) -> None:
+            self.id = (0, library)
+
+        def __del__(self) -> None:
+            deleted.append((self.id, [*used]))
+
+    @contextmanager
+    def use(pool: Pool):
+        used.append(pool.id)
+        yield
+        used.remove(pool.id)
+
+    monkeypatch.setattr(torch.cuda, "MemPool", Pool)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", use)
+    monkeypatch.setattr(graph_memory, "_pools", None)
+    graph_memory.fill_pools("ordinary")
+    assert memory.graphs_unsupported() is None
+    graph_memory._pools.library = "graph"
+    pool = GraphMemory()
+    with pool.before_capture():
+        assert used == [(0, "graph")]
+    with pytest.raises(InterruptedError) if fails else nullcontext(), pool.capture():
+        assert used == []
+        if fails:
+            raise InterruptedError
+    del pool
+    gc.collect()
+    assert (used, deleted) == ([(0, "ordinary")], [])
+    memory.empty_cache()
+    assert (used, deleted) == ([(0, "ordinary")], [] if fails else [((0, "graph"), [])])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [((), False), (("compile=true",), True), (("compile=true", "backend=cuml"), False)],
+)
+def test_rmm_makes_way_for_graphs_only_where_a_step_may_be_captured(overrides, expected: bool):
+    assert may_capture(config_of(*overrides)) is expected
 
 
 def test_torch_owns_by_default():
@@ -156,19 +207,47 @@ except rmm_memory.AllocatorUnavailable as error:
 
 @pytest.mark.gpu
 @needs_rmm
-@pytest.mark.parametrize("backend", ["torch", "warp", "cuml"])
-def test_training_step_is_compiled_and_not_captured(backend: str, tmp_path: Path):
+@pytest.mark.parametrize("resource", ["pool", "async", "arena", "managed"])
+def test_steps_are_captured_in_the_memory_of_every_resource(resource: str):
+    told = run(f"""
+from pointproj.runtime.graph_memory import GraphMemory
+from pointproj.training.step import CapturedCall
+from tests.training.test_step import batches, losses, make_step
+memory.configure_allocator(AllocatorConfig("rmm", resource="{resource}", maximum_gib=2.0), captures=True)
+memory.reset_peak("cuda")
+step, given = make_step("cuda", compile=True, capturable=True), [*batches(24, (3, 3, 2), "cuda")]
+told = {{"replayed": losses(step, given), "eager": losses(make_step("cuda"), given), "mode": step.mode}}
+told |= {{"reserved": torch.cuda.memory_reserved(), **memory.statistics("cuda")}}
+del step
+memory.empty_cache()
+told["after"] = memory.allocated_bytes("cuda")
+try:
+    CapturedCall(lambda _: given[0]["target"].sum().item(), {{}}, torch.cuda.Stream(), GraphMemory())
+except Exception:
+    memory.empty_cache()
+    print(json.dumps(told))
+""")
+    assert told["mode"] == "captured"
+    assert told["replayed"] == pytest.approx(told["eager"], rel=1e-4)
+    assert told["peak_bytes"] >= told["allocated_bytes"] == told["reserved"] > told["after"] > 0
+    assert 0 < told["torch_peak_bytes"] < told["peak_bytes"]
+
+
+@pytest.mark.gpu
+@needs_rmm
+@pytest.mark.parametrize(
+    ("backend", "mode"), [("torch", "captured"), ("warp", "captured"), ("cuml", "compiled")]
+)
+def test_a_run_captures_what_does_not_wait(backend: str, mode: str, tmp_path: Path):
     folder = tmp_path / "run"
     command = [sys.executable, "train.py", "allocator=rmm", "compile=true", "device=cuda", "data=gaussian"]
-    command += ["target=random", "data.points=500", "data.grid=8", "training.epochs=3"]
+    command += ["target=random", "data.points=500", "data.grid=8", "training.epochs=6"]
     command += ["training.batch_size=1", f"backend={backend}", f"hydra.run.dir={folder}"]
     ended = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert (metrics["mode"], metrics["backend"]) == ("compiled", backend)
+    assert (metrics["mode"], metrics["backend"]) == (mode, backend)
     assert metrics["memory"]["allocator"] == "rmm"
     assert metrics["memory"]["peak_bytes"] == metrics["peak_memory_bytes"] > 0
     log = (folder / "train.log").read_text()
-    assert log.index(
-        "captures no CUDA graph of the step: torch captures no CUDA graph while RMM"
-    ) < log.index("step ")
+    assert ("captures no CUDA graph of the step: cuML waits" in log) is (mode == "compiled")
