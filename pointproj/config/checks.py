@@ -124,8 +124,6 @@ def _field_problems(config: Config) -> Iterator[str]:
         rotate=config.augmentation.rotate, mirror=config.augmentation.mirror
     ):
         yield "samples with fields can be turned and mirrored: of augmentation, write rotate and mirror only"
-    if data.sampler == "device":
-        yield "samples with fields stay on disk: write data.sampler=loader, or leave it out"
 
 
 def _query_problems(config: Config) -> Iterator[str]:

@@ -204,8 +204,8 @@ class AugmentationConfig:
     rotate: str = value(
         "none",
         "about the vertical axis: by multiples of 90 degrees (`right`), or so for half of the shapes and by "
-        "any angle for the others (`any`)",
-        choices=("none", "right", "any"),
+        "any angle for the others (`any`); `cube`: about all axes by multiples of 90 degrees",
+        choices=("none", "right", "any", "cube"),
     )
     mirror: bool = value(False, "swap left and right, and front and back, each for half of the shapes")
     stretch: float = value(

@@ -123,7 +123,9 @@ def _turned(
 def _rotations(
     points: Float[Tensor, "b n 3"], rotate: str, generator: torch.Generator
 ) -> Float[Tensor, "b 3 3"]:
-    """Rotations about the vertical axis."""
+    """Rotations about the vertical axis, or those of a cube."""
+    if rotate == "cube":
+        return cube_rotations(points, generator)
     share, chosen = _uniform(points, generator), _uniform(points, generator)
     angle = 2 * math.pi * share.flatten()
     right = (4 * share.flatten()).floor() * (math.pi / 2)
@@ -135,6 +137,14 @@ def _rotations(
         angle = torch.where(chosen.flatten() < 0.5, angle, right)
     cos, sin, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
     return torch.stack([cos, -sin, zero, sin, cos, zero, zero, zero, one], dim=-1).view(-1, 3, 3)
+
+
+def cube_rotations(like: Float[Tensor, "b n 3"], generator: torch.Generator) -> Float[Tensor, "b 3 3"]:
+    """Draw a rotation for each shape that brings axes onto axes; there are 24."""
+    signs = torch.randint(0, 2, (len(like), 2, 1), generator=generator, device=like.device) * 2 - 1
+    order = _uniform(like, generator, axes=3).argsort(-1)[:, 0, :2]
+    two = torch.eye(3, dtype=like.dtype, device=like.device)[order] * signs
+    return torch.cat([two, torch.linalg.cross(two[:, :1], two[:, 1:])], dim=1)
 
 
 def _with_gap(batch: dict[str, Any], most: float, generator: torch.Generator) -> dict[str, Any]:

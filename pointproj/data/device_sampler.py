@@ -56,7 +56,7 @@ def _kept_samples(dataset: ShapeDataset, device: torch.device, most_bytes: int) 
     """Return batches of samples that stay the same; each is copied to the device when it is first needed."""
     queries = 4 * dataset.queries if dataset.queries else len(dataset.query_points)
     most_points = max(sampling.points for sampling in dataset.samplings)
-    _require(4 * len(dataset) * (6 * most_points + queries), most_bytes)
+    require_memory(4 * len(dataset) * (6 * most_points + queries), most_bytes)
     grid = {"query_points": dataset.query_points.to(device)}
     sample = cache(lambda index: to_device(dataset[index], device))
     return lambda chunk: {**grid, **collate([sample(each.index) for each in chunk])}
@@ -150,7 +150,7 @@ def _rows(shapes: Iterable[Shape], random_queries: bool, most_bytes: int) -> Ite
         else:
             rows["target"] = shape.target[None]
         taken += sum(each.nbytes for each in rows.values())
-        _require(taken, most_bytes)
+        require_memory(taken, most_bytes)
         yield rows
         vertices, faces = vertices + len(surface.vertices), faces + len(surface.faces)
 
@@ -159,7 +159,8 @@ def _joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def _require(needed: int, most_bytes: int) -> None:
+def require_memory(needed: int, most_bytes: int) -> None:
+    """Raise SamplerUnavailable if shapes that take ``needed`` bytes exceed ``most_bytes``."""
     if needed > most_bytes:
         raise SamplerUnavailable(
             f"the shapes take more than {most_bytes / 2**30:.3g} GiB of memory, a quarter of the free memory"

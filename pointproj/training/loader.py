@@ -14,6 +14,7 @@ from pointproj.data.batches import batches
 from pointproj.data.dataset import PreparedData, ShapeDataset
 from pointproj.data.device_sampler import DrawBatch, SamplerUnavailable, device_sampler
 from pointproj.data.fields.augmentation import augment_fields
+from pointproj.data.fields.device_sampler import field_sampler
 from pointproj.data.transfer import made_ahead
 from pointproj.ops.functional import knn
 from pointproj.runtime.devices import to_device
@@ -132,8 +133,6 @@ def _device_samplers(
 ) -> dict[int, DrawBatch]:
     """Return functions that draw batches on the device, by dataset id; none if the loader draws them."""
     wanted = config.data.sampler
-    if data.statistics is not None:
-        return {}  # samples stay on disk
     if wanted == "loader" or (wanted == "auto" and device.type != "cuda"):
         return {}
     most_bytes = free_bytes(device) // 4
@@ -141,8 +140,9 @@ def _device_samplers(
         most_bytes //= processes.on_this_machine
     used = {id(each): each for each in (data.train, data.validation, data.test) if each is not None}
     draws, reason = {}, None
+    sampler = device_sampler if data.statistics is None else field_sampler
     try:
-        draws = {key: device_sampler(dataset, device, most_bytes) for key, dataset in used.items()}
+        draws = {key: sampler(dataset, device, most_bytes) for key, dataset in used.items()}
     except SamplerUnavailable as error:
         reason = str(error)
     reasons = [*filter(None, processes.gather(reason))]  # all processes decide alike

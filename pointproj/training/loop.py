@@ -260,7 +260,7 @@ class Training:
         if self.processes.is_first and best.exists() and best.resolve() != own.resolve():
             shutil.copyfile(best, own)
         drew = content.get("sampler", self.loader.sampler)
-        if drew != self.loader.sampler:
+        if drew != self.loader.sampler and self.measure is None:  # of fields, both draw the same
             log.warning("so far the %s drew the points; from this step on, other points are drawn", drew)
         before, epochs = content["config"]["training"]["epochs"], self.config.training.epochs
         if before != epochs and checkpoint.rate_depends_on_epochs(content["config"]):

@@ -56,7 +56,7 @@ def test_the_batch_given_keeps_its_tensors():
     assert all(torch.equal(made[name], batch()[name]) for name in made if name != "name")
 
 
-@pytest.mark.parametrize("rotate", ["none", "right", "any"])
+@pytest.mark.parametrize("rotate", ["none", "right", "any", "cube"])
 def test_queries_move_with_the_cloud(rotate):
     made = batch()
     moved = changed(made, rotate=rotate, mirror=True, stretch=0.3, shrink=0.2)
@@ -68,7 +68,8 @@ def test_queries_move_with_the_cloud(rotate):
         tilt = torch.linalg.inv(linear[:3].double())
         normals = torch.nn.functional.normalize(made["normals"][cloud].double() @ tilt.mT, dim=-1)
         torch.testing.assert_close(normals.float(), moved["normals"][cloud], atol=1e-4, rtol=1e-3)
-        torch.testing.assert_close(linear[2, :2].abs().max().item(), 0.0, atol=1e-5, rtol=0)  # z stays up
+        upright = linear[2, :2].abs().max().item() < 1e-5
+        assert upright or rotate == "cube"
 
 
 def with_sensors():

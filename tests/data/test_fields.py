@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+from operator import eq
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import torch
 from pointproj.config import AugmentationConfig
 from pointproj.data.batches import batches, collate
 from pointproj.data.dataset import Draw
+from pointproj.data.device_sampler import SamplerUnavailable
 from pointproj.data.errors import DataError
 from pointproj.data.fields import preparation
 from pointproj.data.fields.augmentation import augment_fields
 from pointproj.data.fields.dataset import prepare_fields
+from pointproj.data.fields.device_sampler import field_sampler
 from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.geometry.files.measured import FieldSample
 from tests.configs import config_of
@@ -87,6 +90,21 @@ def test_draws_are_rows_of_the_file_and_differ_by_epoch(tmp_path, monkeypatch):
     np.testing.assert_allclose(first["areas"], file["areas"][rows], rtol=1e-6)
     whole = next(batches(data.test, 1))
     assert whole["query_points"].shape == (1, 50, 3)  # all points of a test sample
+
+
+def test_the_device_draws_what_the_loader_draws(tmp_path):
+    _write(tmp_path / "data")
+    data = prepare_fields(_config(tmp_path / "data"))
+    for dataset in (data.train, data.test):
+        draw = field_sampler(dataset, torch.device("cpu"), 2**20)
+        drawn, loaded = (batches(dataset, 3, seed=1, epochs=2, draw=each) for each in (draw, None))
+        for mine, theirs in zip(drawn, loaded, strict=True):
+            assert mine.keys() == theirs.keys()
+            for name, values in mine.items():
+                same = torch.equal if isinstance(values, torch.Tensor) else eq
+                assert same(values, theirs[name]), name
+    with pytest.raises(SamplerUnavailable, match="quarter of the free memory"):
+        field_sampler(data.train, torch.device("cpu"), 2**10)
 
 
 def test_folders_are_splits(tmp_path):
@@ -185,12 +203,13 @@ def test_refusals_say_what_there_is(tmp_path):
         prepare_fields(_config(tmp_path / "elsewhere"))
 
 
-def test_turned_samples_stay_consistent(tmp_path):
+@pytest.mark.parametrize("rotate", ["any", "cube"])
+def test_turned_samples_stay_consistent(tmp_path, rotate):
     """Products of vectors are the same before and after; the network's input turns as a whole."""
     _write(tmp_path / "data")
     data = prepare_fields(_config(tmp_path / "data"))
     batch = collate([data.train.whole(index) for index in range(4)])
-    turn = AugmentationConfig(rotate="any", mirror=True)
+    turn = AugmentationConfig(rotate=rotate, mirror=True)
     turned = augment_fields(batch, turn, data.statistics, seed=(0, 1))
 
     def invariants(of):
@@ -199,6 +218,12 @@ def test_turned_samples_stay_consistent(tmp_path):
         return torch.stack([(a * b).sum(-1) for a, b in pairs])
 
     torch.testing.assert_close(invariants(turned), invariants(batch))
-    torch.testing.assert_close(turned["query_points"][..., 2], batch["query_points"][..., 2])
+    heights = (each["query_points"][..., 2] for each in (turned, batch))
+    if rotate == "any":
+        torch.testing.assert_close(*heights)
+    else:  # axes onto axes
+        lengths = (each["query_points"].abs().sort().values for each in (turned, batch))
+        torch.testing.assert_close(*lengths)
+        assert not torch.equal(*heights)
     torch.testing.assert_close(turned["target"][..., 0], batch["target"][..., 0])
     assert not torch.equal(turned["query_points"], batch["query_points"])

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.config import AugmentationConfig
+from pointproj.data.augmentation import cube_rotations
 from pointproj.data.fields.statistics import FieldStatistics
 
 PLACES = ("reference_points", "normals", "query_points", "query_normals")
@@ -15,7 +16,7 @@ PLACES = ("reference_points", "normals", "query_points", "query_normals")
 def augment_fields(
     batch: dict[str, Any], settings: AugmentationConfig, statistics: FieldStatistics, *, seed: tuple[int, int]
 ) -> dict[str, Any]:
-    """Turn each sample about the vertical axis through the origin, and mirror it, as the settings say.
+    """Turn each sample about axes through the origin, and mirror it, as the settings say.
 
     Parameters named ``NAME_x``, ``NAME_y``, ``NAME_z`` are a vector, and so are fields of three channels.
     Equal seeds change equal batches in the same way.
@@ -38,6 +39,9 @@ def _turns(
 ) -> Float[Tensor, "b 3 3"]:
     """Draw a matrix for each sample, which is multiplied from the right."""
     drawn = {"generator": generator, "device": like.device}
+    if settings.rotate == "cube":
+        turns = cube_rotations(like, generator)
+        return turns * _sides(count, 3, drawn) if settings.mirror else turns
     quarters = torch.zeros(count, device=like.device)
     if settings.rotate != "none":
         quarters = torch.randint(4, (count,), **drawn).to(like.dtype)
@@ -50,8 +54,12 @@ def _turns(
     turns[:, 0, 1], turns[:, 1, 0] = angle.sin(), -angle.sin()
     turns[:, 2, 2] = 1
     if settings.mirror:
-        turns[:, :2] *= torch.randint(2, (count, 2, 1), **drawn) * 2 - 1
+        turns[:, :2] *= _sides(count, 2, drawn)
     return turns
+
+
+def _sides(count: int, axes: int, drawn: dict[str, Any]) -> Tensor:
+    return torch.randint(2, (count, axes, 1), **drawn) * 2 - 1
 
 
 def _with_turned(values: Tensor, vectors: list[int], turned: Float[Tensor, "b 3 3"]) -> Tensor:

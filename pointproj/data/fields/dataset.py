@@ -80,13 +80,25 @@ class FieldDataset(Dataset[dict[str, Any]]):
             (Q, 3) and ``areas`` (Q,), all float32; ``name``, ``class_name``, ``identity``.
         """
         epoch, index = index[:2] if isinstance(index, tuple) else (0, index)
-        sample, statistics = self.samples[index], self.statistics
-        generator = np.random.default_rng([self.seed, epoch if self.resample else 0, sample.identity])
+        sample = self.samples[index]
+        whole = sample.cloud, sample.field
+        counts = self.points, min(self.queries or MOST_EVALUATED, len(sample.field))
+        drawn = map(_drawn, whole, counts, self.firsts(epoch, sample.identity, [*map(len, whole)]))
+        return {**self.scaled(sample, *drawn), **facts_of(sample)}
+
+    def firsts(self, epoch: int, identity: int, lengths: Sequence[int]) -> list[int]:
+        """Return the first row that an epoch draws of each of a sample's arrays."""
+        generator = np.random.default_rng([self.seed, epoch if self.resample else 0, identity])
+        return [int(generator.integers(length)) for length in lengths]
+
+    def scaled(
+        self, sample: PreparedSample, cloud: Float[np.ndarray, "n 6"], field: Float[np.ndarray, "q c"]
+    ) -> dict[str, Tensor]:
+        """Return rows of a sample's cloud and field as :meth:`__getitem__` does."""
+        statistics = self.statistics
         place = partial(statistics.placed, origin=sample.facts["origin"])
-        cloud = _drawn(sample.cloud, self.points, generator)
-        field = _drawn(sample.field, self.queries or MOST_EVALUATED, generator)
         values = torch.from_numpy(field[:, -sum(statistics.channels) :])
-        drawn = {
+        scaled = {
             "reference_points": torch.from_numpy(place(cloud[:, :3])),
             "normals": torch.from_numpy(cloud[:, 3:]),
             "query_points": torch.from_numpy(place(field[:, :3])),
@@ -94,9 +106,9 @@ class FieldDataset(Dataset[dict[str, Any]]):
             "parameters": statistics.parameter_row(sample.facts["parameters"]),
         }
         if statistics.on_surface:
-            drawn["query_normals"] = torch.from_numpy(field[:, 3:6])
-            drawn["areas"] = torch.from_numpy(field[:, 6])
-        return {**drawn, "name": sample.name, "class_name": "all", "identity": sample.identity}
+            scaled["query_normals"] = torch.from_numpy(field[:, 3:6])
+            scaled["areas"] = torch.from_numpy(field[:, 6])
+        return scaled
 
     def whole(self, index: int, points: int | None = None, queries: int = 0) -> dict[str, Any]:
         """Return a sample as :meth:`__getitem__` does for tests, with all its points, the same each time."""
@@ -104,10 +116,13 @@ class FieldDataset(Dataset[dict[str, Any]]):
         return replace(self, points=points or self.points, **same)[index]
 
 
-def _drawn(rows: np.ndarray, wanted: int, generator: np.random.Generator) -> np.ndarray:
-    """Return neighbouring rows, which are in random order, from a random one on; the end meets the start."""
-    wanted = min(wanted, len(rows))
-    first = int(generator.integers(len(rows)))
+def facts_of(sample: PreparedSample) -> dict[str, Any]:
+    """Return what a batch lists of a sample beside tensors."""
+    return {"name": sample.name, "class_name": "all", "identity": sample.identity}
+
+
+def _drawn(rows: np.ndarray, wanted: int, first: int) -> np.ndarray:
+    """Return neighbouring rows, which are in random order, from ``first`` on; the end meets the start."""
     return np.concatenate([rows[first : first + wanted], rows[: max(0, first + wanted - len(rows))]])
 
 
