@@ -87,7 +87,7 @@ def vector_attend(
                 f"{len(made[-1][0])}"
             )
         layers.append([tensor.to(dtype) for layer in made for tensor in layer])
-        kinds += kind
+        kinds.extend(kind)
     rows, splits = packed_rows(neighbors, keys, missing=keys.shape[:-1].numel())
     points = (p.flatten(0, -2).contiguous() for p in (reference_points, query_points))
     packed = (x.flatten(0, -2).to(dtype).contiguous() for x in (keys, values, queries))

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import pointproj
+from pointproj.ops.registry import load
 from pointproj.ops.specification.reference import FINITE_SUPPORT, KERNELS
 from tests.conftest import Where
 from tests.differential.check import Expected, check
-from tests.differential.draw import Call, draw
+from tests.differential.draw import OPERATORS, Call, draw
 from tests.ops.cases import is_compiled
 
 CASES = int(os.environ.get("DIFFERENTIAL_CASES", "300"))
@@ -38,12 +39,13 @@ def _with_few_forms(call: Call) -> Call:
 @pytest.mark.slow
 @pytest.mark.operators("knn", "radius")
 def test_random_calls(where: Where, monkeypatch: pytest.MonkeyPatch):
-    is_compiled_slowly = where == ("warp", "cpu")
-    if is_compiled_slowly:
+    is_compiled_slowly = where == ("warp", "cpu") or where.backend == "triton"
+    if where.backend == "warp" and is_compiled_slowly:
         monkeypatch.setattr("warp.config.optimization_level", 0)
+    operators = OPERATORS if "lists" in load(where.backend).OPERATORS else OPERATORS[1:3]
     differing = {}
     for number in range(FIRST, FIRST + CASES):
-        call = draw(SEED, number, kernels=KERNELS)
+        call = draw(SEED, number, operators, kernels=KERNELS)
         expected = Expected.of(_with_few_forms(call) if is_compiled_slowly else call)
         if differences := check(expected, where.backend, where.device):
             differing[number] = differences, str(call)

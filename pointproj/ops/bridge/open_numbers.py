@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pointproj.ops.torch_internals import filled, is_known
 
+operators: dict[str, Any] = {}  # by name: to some versions of torch.compile only strings are constants
+
 
 def is_float(kind: Any) -> bool:
     return kind in (float, float | None)
@@ -37,12 +39,12 @@ def call_with_numbers(operator: Any, names: list[str], args: Sequence[Any]) -> A
             numbers.append(filled((), value, torch.float64, "cpu"))
         else:
             others.append(value)
-    return getattr(operator, _made(operator, ",".join(names)))(*others, torch.stack(numbers))
+    return getattr(operator, _made(operator.full_name, ",".join(names)))(*others, torch.stack(numbers))
 
 
-def _made(operator: Any, names: str) -> str:
-    """The attribute of an operator that is the other one."""
-    attribute = f"with_numbers_{names}"
+def _made(name: str, names: str) -> str:
+    """The attribute of the operator of this name that is the other one."""
+    operator, attribute = operators[name], f"with_numbers_{names}"
     if not hasattr(operator, attribute):
         setattr(operator, attribute, operator.made_with_numbers(names.split(",")))
     return attribute

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pointproj.ops.bridge.eager import Rule, all_of, register_ways
-from pointproj.ops.bridge.open_numbers import WithNumbers
+from pointproj.ops.bridge.open_numbers import WithNumbers, operators
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 from pointproj.ops.torch_internals import any_requires_grad
 
@@ -149,6 +149,7 @@ def torch_op(
     )
     operator.open_numbers = tuple(numbers)
     operator.made_with_numbers = partial(_with_numbers, declared, operator, outputs, first, second)
+    operators[operator.full_name] = operator
     return operator
 
 

@@ -24,7 +24,7 @@ class PeriodicBox(NamedTuple):
     @property
     def images(self) -> int:
         """How many places each query is searched from."""
-        return 2 ** sum(length < math.inf for length in self.lengths)
+        return 2 ** len([length for length in self.lengths if length < math.inf])
 
     def moved_inside(self, points: Tensor) -> Tensor:
         """The points moved into the box; those inside keep every bit."""
