@@ -46,7 +46,7 @@ class Slabs(NamedTuple):
     inner: Tensor  # rows of the queries in this process's slab that have no halo within the radius
     border: Tensor  # rows of the other queries in this process's slab
     near: Tensor  # rows of the reference points within the radius of border queries and of those that arrive
-    back: Tensor  # for each query of this process, the place of its result: inner, border, returned
+    order: Tensor  # of this process's queries in the results: inner, border, those sent away
     points: int  # reference points of this process
     dtype: torch.dtype
     group: ProcessGroup | None
@@ -175,7 +175,9 @@ def radius_aggregate(
     ]
     here = len(slabs.border)
     returned = _Exchange.apply(results[1][here:], away.received, away.sent, group)
-    return torch.cat([results[0], results[1][:here], returned]).index_select(0, slabs.back)
+    found = torch.cat([results[0], results[1][:here], returned])
+    # Its backward selects rows; that of a selection would add them.
+    return torch.empty_like(found).index_copy_(0, slabs.order, found)
 
 
 @torch.no_grad()
@@ -230,10 +232,10 @@ def make_slabs(
     inner, border = here[~reached], here[reached]
     asked = torch.cat([across[border], _sent(across, queries, group)])
     close = torch.nonzero(_any_within(asked, along, farthest)).squeeze(1)
-    back = torch.argsort(torch.cat([inner, border, queries.rows]))
+    order = torch.cat([inner, border, queries.rows])
     size = len(reference_points)
     dtype = reference_points.dtype
-    return Slabs(radius, axis, queries, references, inner, border, close, back, size, dtype, group)
+    return Slabs(radius, axis, queries, references, inner, border, close, order, size, dtype, group)
 
 
 def _sent(values: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
@@ -293,15 +295,15 @@ def _check_slabs(
         raise ValueError("slabs build an index of their own; leave index out")
     if radius > slabs.radius:
         raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: make new ones")
-    made, got = (len(slabs.back), slabs.points), (len(query_points), len(reference_points))
+    made, got = (len(slabs.order), slabs.points), (len(query_points), len(reference_points))
     if query_points.ndim != 2 or got != made:
         raise ValueError(
             f"the slabs were made for {made[0]} queries and {made[1]} reference points (n, 3) here; "
             f"got {tuple(query_points.shape)} and {tuple(reference_points.shape)}: make slabs for these"
         )
-    if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.back.device):
+    if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.order.device):
         raise ValueError(
-            f"the slabs were made for points in {slabs.dtype} on {slabs.back.device}; got "
+            f"the slabs were made for points in {slabs.dtype} on {slabs.order.device}; got "
             f"{query_points.dtype} on {query_points.device}: make slabs for these"
         )
 
