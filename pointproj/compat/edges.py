@@ -194,12 +194,14 @@ def _batched_radius(
     x: Tensor,
     y: Tensor,
     r: float,
+    open_r: Tensor | None,
     batch_x: Tensor | None,
     batch_y: Tensor | None,
     max_num_neighbors: int | None,
     batch_size: int | None,
     skip_self: bool,
 ) -> Tensor:
+    r = r if open_r is None else open_r.item()
     ptr_x, ptr_y = boundaries(x, y, batch_x, batch_y, batch_size)
     return radius_edges(x, y, r, ptr_x, ptr_y, max_num_neighbors=max_num_neighbors, skip_self=skip_self)
 

@@ -42,6 +42,7 @@ from pointproj.compat.pairs import nearest as nearest_points
 from pointproj.ops.functional import knn_aggregate
 from pointproj.ops.list_sums import aggregate
 from pointproj.ops.neighbor_lists import Neighbors
+from pointproj.ops.torch_internals import in_tensor_if_open
 
 __all__ = ["fps", "install", "knn", "knn_graph", "knn_interpolate", "nearest", "radius", "radius_graph"]
 
@@ -101,7 +102,7 @@ def radius(
 
     This is the library's order on a GPU.
     """
-    return torch.ops.pointproj.batched_radius(x, y, r, batch_x, batch_y, max_num_neighbors, batch_size, False)
+    return _radius(x, y, r, batch_x, batch_y, max_num_neighbors, batch_size, False)
 
 
 def radius_graph(
@@ -115,8 +116,24 @@ def radius_graph(
     batch_size: int | None = None,
 ) -> Tensor:
     """Edges between each point and those nearer than ``r``, ordered as by :func:`radius`."""
-    edges = torch.ops.pointproj.batched_radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
+    edges = _radius(x, x, r, batch, batch, max_num_neighbors, batch_size, not loop)
     return directed(edges, flow, "source_to_target")
+
+
+def _radius(
+    x: Tensor,
+    y: Tensor,
+    r: float,
+    batch_x: Tensor | None,
+    batch_y: Tensor | None,
+    most: int | None,
+    batch_size: int | None,
+    skip_self: bool,
+) -> Tensor:
+    open_r = torch.jit.annotate(Tensor | None, None)
+    if not torch.jit.is_scripting():
+        r, open_r = in_tensor_if_open(r)
+    return torch.ops.pointproj.batched_radius(x, y, r, open_r, batch_x, batch_y, most, batch_size, skip_self)
 
 
 def nearest(

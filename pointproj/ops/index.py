@@ -11,6 +11,7 @@ from pointproj.ops import arguments
 from pointproj.ops.registry import choose, modules
 from pointproj.ops.specification.clouds import pack
 from pointproj.ops.specification.records import Tables
+from pointproj.ops.torch_internals import keep_open
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +87,7 @@ def build_index(
         arguments.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
     if radius is not None:
         radius = arguments.checked_radius(radius, reference_points.dtype)
+        keep_open(radius)
     operator = "knn" if radius is None else "radius"
     points, offsets, count = pack(reference_points.detach(), reference_offsets)
     name = choose(backend, reference_points.device.type, operator)

@@ -65,6 +65,23 @@ def filled(shape: Sequence[int], value: float, dtype: torch.dtype, device: Any) 
     return torch.full(shape, value, **like)
 
 
+def in_tensor_if_open(number: float) -> tuple[float, Tensor | None]:
+    """Arguments of an operator: a number and None, or 0 and a tensor with one that a tracer does not know.
+
+    The tensor is on the CPU, where reading it waits for no device.
+    """
+    if not torch.compiler.is_compiling() or isinstance(number, Tensor) or is_known(number):
+        return number, None
+    return 0.0, filled((), number, torch.float64, "cpu")
+
+
+def keep_open(number: float) -> None:
+    """Let no tracer take a number for a constant because nothing in the graph uses what was made with it."""
+    _, tensor = in_tensor_if_open(number)
+    if tensor is not None:
+        torch._assert_async(tensor > 0, "expected a positive number")  # stays in the graph
+
+
 def wrapper_test() -> Callable[[Tensor], bool]:
     """A function that tells whether a tensor belongs to a transform, also to one that has ended."""
     try:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from pointproj.compat import physicsnemo, pointnet2, pytorch3d, scipy, sklearn, torch_cluster, torch_geometric
 from tests.compat.comparison import points
@@ -56,7 +57,9 @@ def test_one_graph(call: Callable):
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
 
 
-@pytest.mark.parametrize("of", [pytorch3d, pointnet2, torch_cluster], ids=lambda of: of.__name__)
+@pytest.mark.parametrize(
+    "of", [pytorch3d, pointnet2, torch_cluster, torch_geometric], ids=lambda of: of.__name__
+)
 def test_a_radius_that_changes(of: object):
     """What torch.compile takes for a variable from the second radius on gives the same pairs."""
     torch._dynamo.reset()
@@ -65,10 +68,13 @@ def test_a_radius_that_changes(of: object):
         pytorch3d: lambda r: pytorch3d.ball_query(y[None], x[None], K=4, radius=r).idx,
         pointnet2: lambda r: pointnet2.ball_query(r, 4, x[None], y[None]),
         torch_cluster: lambda r: torch_cluster.radius(x, y, r),
+        torch_geometric: lambda r: torch_geometric.radius_graph(x, r),
     }
-    compiled = torch.compile(calls[of], fullgraph=True, backend="aot_eager", dynamic=True)
-    for radius in (0.3, 0.5, 0.7):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(calls[of], fullgraph=True, backend=counter)
+    for radius in (0.3, 0.5, 0.7, 0.9):
         assert torch.equal(compiled(radius), calls[of](radius))
+    assert counter.frame_count <= 2
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Samples with fields, as each format holds them."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +185,36 @@ def test_cut_files_are_refused(tmp_path, suffix, binary, capfd):
         with pytest.raises(MeshError, match=f"no complete {suffix[1:].upper()} file"):
             read_sample(tmp_path / f"cut{suffix}", ["q"])
     assert not "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("suffix", [".vtp", ".vtu"])
+@pytest.mark.parametrize("place", ["PointData", "CellData"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("", ""), ""),
+        ((r'<DataArray[^>]*Name="q".*?</DataArray>', ""), r"p Float64 1, q Float64 1; p Float64 1\)"),
+        ((r'<DataArray[^>]*Name="[pq]".*</DataArray>', ""), r"q Float64 1; none\)"),
+        (('Name="p"(.*)Name="q"', r'Name="q"\1Name="p"'), "; q Float64 1, p Float64 1"),
+        (('"Float64" Name="q"', '"Float32" Name="q"'), "q Float64 1; p Float64 1, q Float32 1"),
+    ],
+    ids=["same", "one-lacks-q", "one-has-none", "other-order", "other-type"],
+)
+def test_pieces_have_the_same_arrays(tmp_path, suffix, place, change, words):
+    """VTK takes arrays of the second piece by their places; of a missing one it makes up the values."""
+    data = pv.PolyData(TETRAHEDRON, faces=[3, 0, 1, 2, 3, 0, 1, 3])
+    for name, first in (("p", 0.0), ("q", 10.0)):
+        data.point_data[name], data.cell_data[name] = first + np.arange(4), first + np.arange(2)
+    data = data.cast_to_unstructured_grid() if suffix == ".vtu" else data
+    data.save(path := tmp_path / f"pieces{suffix}", binary=False)
+    piece = re.search("<Piece.*</Piece>", text := path.read_text(), re.DOTALL)[0]
+    changed = re.sub(f"<{place}.*</{place}>", lambda m: re.sub(*change, m[0], flags=re.S), piece, flags=re.S)
+    path.write_text(text.replace(piece, piece + changed))
+    if words:
+        with pytest.raises(MeshError, match=rf"pieces\{suffix}: has 2 pieces .* in {place} .*{words}"):
+            read_sample(path, ["p"])
+    else:
+        assert read_sample(path, ["q"]).values["q"][:, 0].tolist() == [10.0, 11.0] * 2
 
 
 def test_what_stands_beside_arrays(tmp_path):

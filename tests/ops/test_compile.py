@@ -151,6 +151,20 @@ def test_one_graph_for_all_radii(where: Where):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.operators("knn", "radius")
+def test_one_graph_for_all_radii_of_indices_that_only_knn_reads(where: Where):
+    points, settings = by_id("plain").problem(where.device)[:2], {"backend": where.backend}
+
+    def search(radius: float) -> Tensor:
+        index = pointproj.build_index(points[1], radius=radius, **settings)
+        return pointproj.knn(*points, 4, index=index, **settings)[1]
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(search, fullgraph=True, backend=counter)
+    assert all(torch.equal(compiled(radius), search(radius)) for radius in (0.3, 0.4, 0.5))
+    assert counter.frame_count <= 2
+
+
 def test_auto_chooses_inside_the_graph():
     case = by_id("plain")
     problem = case.problem()

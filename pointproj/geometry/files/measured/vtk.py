@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyvista as pv
@@ -38,11 +39,15 @@ def read(path: Path, fields: Sequence[str]) -> FieldSample:
 
 
 def load(path: Path) -> pv.DataSet:
-    """Read the data set of a file; raise ValueError if it holds several, or less than it declares."""
+    """Read the data set of a file; raise ValueError if it holds several, or less than it declares.
+
+    The same if its pieces have different arrays: VTK takes them by their places, whatever they are called.
+    """
     quiet = warnings.catch_warnings(action="ignore"), pv.vtk_verbosity("off")
     with quiet[0], quiet[1], pv.VtkErrorCatcher(send_to_logging=False) as caught:
         try:
-            data = pv.read(path)
+            reader = pv.get_reader(path)
+            data = reader.read()
         except RuntimeError as error:
             raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({error})") from None
     said = [str(event).splitlines()[-1] for event in caught.events if "rror" in str(event)]
@@ -51,7 +56,37 @@ def load(path: Path) -> pv.DataSet:
         raise ValueError(f"is no complete {path.suffix[1:].upper()} file ({why:.100})")
     if isinstance(data, pv.MultiBlock):
         raise ValueError(f"holds {len(data)} blocks: write each to a file of its own")
+    if isinstance(reader, pv.XMLPolyDataReader | pv.XMLUnstructuredGridReader):
+        _check_pieces(_children(reader.reader.GetXMLParser().GetRootElement().GetNestedElement(0)))
     return data
+
+
+def _check_pieces(elements: Sequence[Any]) -> None:
+    pieces = [element for element in elements if element.GetName() == "Piece"]
+    for section in ("PointData", "CellData", "Points"):
+        held = [
+            ", ".join(_arrays(piece, section)) or "none"
+            for i, piece in enumerate(pieces)
+            if i == 0 or piece.GetAttribute("NumberOfPoints") != "0"
+        ]
+        other = next((arrays for arrays in held if arrays != held[0]), None)
+        if other is not None:
+            raise ValueError(
+                f"has {len(pieces)} pieces with different arrays in {section} ({held[0]}; {other}), which "
+                "VTK takes for one another: write the same in each, in one order, or a file for each piece"
+            )
+
+
+def _arrays(piece: Any, section: str) -> list[str]:
+    """Return name, type and components of each array."""
+    element = piece.FindNestedElementWithName(section)
+    keys = ("Name", "type", "NumberOfComponents")[section == "Points" :]
+    arrays = _children(element) if element else []
+    return [" ".join(array.GetAttribute(key) or "1" for key in keys) for array in arrays]
+
+
+def _children(element: Any) -> list[Any]:
+    return [element.GetNestedElement(i) for i in range(element.GetNumberOfNestedElements())]
 
 
 def _is_cut(path: Path) -> bool:
