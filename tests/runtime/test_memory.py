@@ -210,6 +210,7 @@ except rmm_memory.AllocatorUnavailable as error:
 @pytest.mark.parametrize("resource", ["pool", "async", "arena", "managed"])
 def test_steps_are_captured_in_the_memory_of_every_resource(resource: str):
     told = run(f"""
+import gc
 from pointproj.runtime.graph_memory import GraphMemory
 from pointproj.training.step import CapturedCall
 from tests.training.test_step import batches, losses, make_step
@@ -219,6 +220,7 @@ step, given = make_step("cuda", compile=True, capturable=True), [*batches(24, (3
 told = {{"replayed": losses(step, given), "eager": losses(make_step("cuda"), given), "mode": step.mode}}
 told |= {{"reserved": torch.cuda.memory_reserved(), **memory.statistics("cuda")}}
 del step
+gc.collect()
 memory.empty_cache()
 told["after"] = memory.allocated_bytes("cuda")
 try:
@@ -229,7 +231,9 @@ except Exception:
 """)
     assert told["mode"] == "captured"
     assert told["replayed"] == pytest.approx(told["eager"], rel=1e-4)
-    assert told["peak_bytes"] >= told["allocated_bytes"] == told["reserved"] > told["after"] > 0
+    # torch's first capture keeps the state of random numbers outside, in a segment of 2 MiB.
+    assert told["reserved"] - told["allocated_bytes"] in (0, 2 * 2**20)
+    assert told["peak_bytes"] >= told["allocated_bytes"] > told["after"] > 0
     assert 0 < told["torch_peak_bytes"] < told["peak_bytes"]
 
 

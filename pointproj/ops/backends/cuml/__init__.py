@@ -131,7 +131,12 @@ class _FittedCloud:
         cuML uses a stream of its own, and waits for it before it returns. So it is enough to wait for the
         current stream before the call. Its results are read before a search ends, see ``candidates``.
         """
+        import cuml
+
         torch.cuda.current_stream().synchronize()
+        if torch.cuda.device_count() == 1:
+            with cuml.using_output_type("cupy"):  # the caller may have set another
+                return work()
         return _thread_of(self._points.device).submit(work).result()
 
 
@@ -189,7 +194,7 @@ def _on(device: torch.device) -> torch.cuda.device:
 
 @functools.cache
 def _thread_of(device: torch.device) -> ThreadPoolExecutor:
-    """A thread for this device: cuML has one state of a device in each thread."""
+    """A thread for this device, if there are several: cuML has one state of a device in each thread."""
     return ThreadPoolExecutor(1, "cuml", initializer=torch.cuda.set_device, initargs=(device,))
 
 
