@@ -1,12 +1,18 @@
-"""Errors of fields in their units, against code written apart, and the baselines."""
+"""Errors of fields in their units, against code written apart, the baselines, and steps that learn fields."""
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pointproj.data.fields.dataset import prepare_fields
 from pointproj.training.baselines import baselines
+from pointproj.training.checkpoint import Position
+from pointproj.training.execution import choose_execution, new_step
 from pointproj.training.field_measures import MEAN, NEAREST, FieldMeasures
+from pointproj.training.loader import BatchLoader
 from pointproj.training.networks import build_model, with_features
 from tests.configs import config_of
 
@@ -34,6 +40,31 @@ def test_every_network_of_fields_takes_normals_and_parameters(data, projector):
     encoding = model.encode(shown["reference_points"], shown["features"])
     decoded = model.decode(shown["query_points"], encoding, query_features=shown["query_features"])
     assert decoded.shape == (*batch["query_points"].shape[:2], 1)
+
+
+@pytest.mark.parametrize("experiment", ["flow", "flow_gpu"])
+def test_steps_of_the_experiments(data, experiment):
+    where = [f"data.{name}={getattr(data[0].data, name)}" for name in ("root", "cache")]
+    small = [
+        "data.limit=3",
+        "data.points=64",
+        "data.queries=32",
+        "training.batch_size=2",
+        "optimizer.lr=3e-4",
+    ]
+    config = config_of(f"experiment={experiment}", *where, *small, "compile=false", "device=cpu")
+    execution, prepared = choose_execution(config), prepare_fields(config)
+    step = new_step(config, execution, prepared.statistics)
+    loader = BatchLoader(config, prepared, execution.device, execution.processes, execution.backend)
+    batches = [*itertools.islice(loader.training(Position()), 6)]
+    assert loader.sampler == "device"
+    assert [len(batch["target"]) for batch in batches] == [2, 1] * 3
+    for batch in batches:
+        step(batch)
+    loss_sum, skipped = step.take_status().read()
+    assert not skipped
+    learned = [nn.functional.mse_loss(step.forward(each), each["target"]).item() for each in batches]
+    assert sum(learned) < loss_sum
 
 
 def test_errors_in_the_unit_of_the_field(data):
