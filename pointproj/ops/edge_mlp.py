@@ -6,7 +6,7 @@ With r_ij = reference point j minus query point i, over the neighbours j of quer
 
 This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et
 al., 2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first
-layer is linear, so features are multiplied by it before they are paired, and so may positions be unless the
+layer is linear, so features are multiplied by it before they are paired, and so are positions unless the
 distance is asked: W r_ij = W (p_j - o) - W (p_i - o), with the mean o of the reference points. The last is
 linear too, so sums and means are multiplied by it. No tensor of all pairs and channels is made.
 """
@@ -74,11 +74,10 @@ def edge_mlp(
     query_features : (Q, G) or (B, Q, G) float tensor, optional
         Of the query points.
     with_distance : bool
-        Whether the MLP gets the distance to the neighbour. Then, and always in the kernels of ``"triton"``,
-        relative positions are formed for each pair. Otherwise they are differences of products whose rounding
-        is that of the cloud's extent: about the machine epsilon times the largest distance from the mean of
-        the reference points (of each cloud in a dense batch, of all in a ragged one), instead of times the
-        distance to the neighbour.
+        Whether the MLP gets the distance to the neighbour. Relative positions are then formed for each pair.
+        Without it, they are differences of products whose rounding is that of the cloud's extent: about
+        the machine epsilon times the largest distance from the mean of the reference points (of each cloud
+        in a dense batch, of all in a ragged one), instead of times the distance to the neighbour.
     multiply_features : bool, "only" or (..., N, out) float tensor
         Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``:
         which is then no input of the MLP. A tensor has what to multiply by, one row for each reference
@@ -136,11 +135,10 @@ def edge_mlp(
     if query_features is not None:
         of_queries = linear_rows(query_features.flatten(0, -2).to(features.dtype), columns.query)
     module = modules[choose(backend, features.device.type, "edge_mlp")]
-    on_pairs = with_distance or (module.PLACES_ON_PAIRS and query_points.shape[-1] > 0)
-    places = (reference_points, query_points) if on_pairs else _centred(reference_points, query_points)
+    places = (reference_points, query_points) if with_distance else _centred(reference_points, query_points)
     places = [points.flatten(0, -2) for points in places]
     first = [columns.place.to(real), columns.bias.to(real)]
-    if not on_pairs:
+    if not with_distance:
         hidden = _with_places(hidden, places[0].to(real), first[0])
         of_queries = _with_places(of_queries, -places[1].to(real), first[0]) + first[1]
         places, first = [points.detach()[:, :0] for points in places], [first[0].detach()[:, :0], none]

@@ -17,7 +17,7 @@ from tests.ops import test_edge_mlp, test_vector_attention
 
 pytest.importorskip("triton")
 
-from pointproj.ops.backends.triton import pairs, vector_attention
+from pointproj.ops.backends.triton import pairs
 from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -114,14 +114,11 @@ def test_sums_of_many_points(sigma: float, device: str):
     torch.testing.assert_close(gradient, wanted)
 
 
-@pytest.mark.parametrize(
-    ("narrow", "size", "wide"), [(0, 2**12, 0), (0, 2**12, 129), (64, 2**26, 0), (64, 0, 129)]
-)
+@pytest.mark.parametrize(("narrow", "size"), [(0, 2**12), (64, 2**26), (64, 0)])
 def test_layers_of_pairs_in_chunks_and_by_atomics(
-    narrow: int, size: int, wide: int, device: str, monkeypatch: pytest.MonkeyPatch
+    narrow: int, size: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pairs, "NARROW", narrow)
-    monkeypatch.setattr(vector_attention, "BY_QUERY_FROM", wide)
     monkeypatch.setattr(pairs, "CHUNK_BYTES", size)
     where = Where("triton", device)
     for module, name, form in (

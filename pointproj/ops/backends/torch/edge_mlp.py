@@ -2,7 +2,7 @@
 
 What a pair needs of the first layer's products with features is computed before, one row a reference point
 (``hidden``) and one a query (``of_queries``). With the distance, the relative position r_ij and its length
-are multiplied here; without it, W r_ij + b may be in those two:
+are multiplied here; without it, W r_ij + b is in those two:
 
     v_ij = [further layers of] act(hidden_j + of_queries_i [+ W r_ij + b])    out_i = sum_j w_ij v_ij factor_j
 
@@ -42,11 +42,10 @@ def _values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
 
 
 def _first_layer(inputs: dict[str, Any], exists: Tensor) -> Tensor:
-    if not inputs["bias_1"].numel():
+    if not inputs["with_distance"]:
         return inputs["hidden"] + inputs["of_queries"]
     places = relative_places(inputs, exists, inputs["weight_1"].dtype)
-    if inputs["with_distance"]:
-        places = torch.cat([places, safe_sqrt(places.square().sum(-1, keepdim=True))], dim=-1)
+    places = torch.cat([places, safe_sqrt(places.square().sum(-1, keepdim=True))], dim=-1)
     values = linear_places(places, inputs["weight_1"], inputs["bias_1"], inputs["hidden"])
     return values + inputs["of_queries"] if inputs["of_queries"].numel() else values
 

@@ -51,7 +51,6 @@ __all__ = [
     "vector_attend",
 ]
 ONE_INDEX = True  # the cell list
-PLACES_ON_PAIRS = True  # instead of several passes over rows, in single precision
 
 
 def build_index(

@@ -19,14 +19,14 @@ from pointproj.ops.bridge.triton_op import cdiv
 from pointproj.ops.specification.activations import ACTIVATIONS
 from pointproj.ops.specification.clouds import queries_of
 
-# For an H200, as far as registers of a compiled kernel tell: PAIRS of a tile, and BLOCK inputs of the first
+# As measured on an H200: PAIRS of a tile, and BLOCK inputs of the first
 # product that are computed at once; "wide" has more than 128 outputs. In NARROW layers gradients of weights
 # are added by atomics, else pairs of a chunk of at most CHUNK_BYTES are stored for a matrix product of torch.
-_COMMON = {"PAIRS": 64, "BLOCK": 32, "num_warps": 8, "num_stages": 1}
+_COMMON = {"PAIRS": 64, "BLOCK": 32, "num_warps": 4, "num_stages": 1}
 LAUNCH = {
     "forward": _COMMON,
     "backward": _COMMON,
-    "wide forward": _COMMON,
+    "wide forward": {**_COMMON, "num_warps": 8},
     "wide backward": {**_COMMON, "PAIRS": 32},
 }
 STEPS = (16, 8, 4)

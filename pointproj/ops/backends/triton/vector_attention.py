@@ -6,9 +6,6 @@ has two products of the same ``a``, which is computed in blocks:
 
     a = act(V r + b)    u = S W a + (S query + S c + d) - S key    score = T act(u)    moved = W a + c
 
-Of wide layers the second product is made once a query: with A_ig = sum_j w_ijg a_ij, group g of the result is
-sum_j w_ijg value_j + W_g A_ig + c. A chunk of queries has these sums in memory.
-
 A forward program's softmax takes neighbours as they come, relative to the largest score so far. It keeps the
 logarithm of each query's sum, so that a backward program needs no more than its own pairs. Narrow layers are
 bound by gathers and atomics, wide ones by the products. Other networks, and all in deterministic mode, run in
@@ -32,7 +29,6 @@ from pointproj.ops.specification.clouds import linear_rows
 from pointproj.ops.specification.gradients import first_gradients, recording, second_gradients
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-BY_QUERY_FROM = 129  # channels, of padded lists with no more neighbours than a tile has pairs
 _WEIGHTS = [f"{part}_{name}_{i}" for part in plain.NETWORKS for i in (1, 2) for name in ("weight", "bias")]
 _MERGED = ("keys", "values", "queries", *_WEIGHTS)
 
@@ -130,17 +126,7 @@ def _prepared(inputs: dict[str, Any], merged: _Merged, backward: bool) -> tuple:
     constants, of = _constants(inputs, sizes), pairs.lists(inputs, backward)
     width = max(constants["SCORES"], constants["GROUPS"] * constants["DEPTH"])
     options = pairs.launch_options(width, of, backward)
-    size = options["TILE"] * options["STEP"]
-    by_query = width >= BY_QUERY_FROM and of.PADDED and of.k <= size and groups <= min(16, of.k)
-    if by_query:  # all neighbours in one step
-        step = pairs.power_of_two(of.k)
-        options |= {"TILE": size // step, "STEP": step}
-    return of, sizes, constants | options | {"BY_QUERY": by_query}
-
-
-def _by_group(rows: Tensor, sizes: _Sizes) -> Tensor:
-    """Rows (Q, C) as (groups, Q, depth)."""
-    return rows.view(-1, sizes.groups, sizes.depth).transpose(0, 1)
+    return of, sizes, constants | options
 
 
 def _outputs(*args: Any) -> tuple:
@@ -159,16 +145,8 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     with torch.autocast(result.device.type, enabled=False):
         merged = _merged(inputs, inputs)
     of, sizes, constants = _prepared(inputs, merged, backward=False)
-    by_query = constants["BY_QUERY"]
-    place = merged.place.view(sizes.groups, sizes.depth, -1)
-    per_pair = cdiv(sizes.groups * sizes.inputs * result.element_size(), of.k) * by_query
-    for first, last, grid in pairs.chunks(of, constants, per_pair):
-        weighted = result.new_empty(sizes.groups, (last - first) * by_query, sizes.inputs)
-        launch(
-            attend_kernel, grid[:1], *of, *merged, *sizes, first, last, result, sums, weighted, **constants
-        )
-        if by_query:
-            _by_group(result[first:last], sizes).baddbmm_(weighted, place.mT)
+    grid = (cdiv(of.items, constants["TILE"]),)
+    launch(attend_kernel, grid, *of, *merged, *sizes, result, sums, **constants)
     return result, sums
 
 
@@ -214,26 +192,17 @@ def _gradients(
     copies = [grad.new_zeros(COPIES.value, *tensor.shape) for tensor in copies[2 * is_stored :]]
     layers = [torch.zeros_like(known.score), torch.zeros_like(known.place)] if is_stored else copies[:2]
     shares = (grad * result).view(-1, sizes.groups, sizes.depth).sum(-1)
-    by_query = constants["BY_QUERY"]
-    widths = [sizes.inputs, sizes.scores, sizes.groups * sizes.depth * (not by_query)]
-    numbers = sum(widths) * is_stored + cdiv(2 * sizes.groups * sizes.inputs, max(1, of.k)) * by_query
-    place = known.place.view(sizes.groups, sizes.depth, -1)
-    d_place = layers[1].view(-1, *place.shape)[-1]  # of several copies one
-    for first, last, grid in pairs.chunks(of, constants, numbers * grad.element_size()):
+    widths = [sizes.inputs, sizes.scores, sizes.groups * sizes.depth]
+    for first, last, grid in pairs.chunks(of, constants, sum(widths) * is_stored * grad.element_size()):
         slots = (last - first) * of.k if is_stored else 0
         kept = [grad.new_empty(slots, width) for width in widths]
-        weighted = grad.new_empty(sizes.groups, (last - first) * by_query, sizes.inputs)
-        upstream = _by_group(grad[first:last], sizes)
-        d_weighted = upstream @ place if by_query else weighted
         launch(
             attend_gradient_kernel, grid, *of, *known, *sizes, first, last, sums, grad, shares,
-            *points, *rows, *layers, *copies[-2:], *kept, weighted, d_weighted,
+            *points, *rows, *layers, *copies[-2:], *kept,
             PLACES=makes_places, FIRST=merged.first.requires_grad, STORED=is_stored, **constants,
         )  # fmt: skip
-        if by_query:
-            d_place.baddbmm_(upstream.mT, weighted)
         if is_stored:
-            for layer, values in zip(layers, kept[1 : 3 - by_query], strict=False):
+            for layer, values in zip(layers, kept[1:], strict=True):
                 layer.addmm_(values.t(), kept[0])
     if not is_stored:
         layers = [copy.sum(0) for copy in layers]

@@ -48,9 +48,9 @@ def values_of(values, shift, row, hit, c, channels):
 def pairs_of(
     keys, queries, first, score, place, row, query, hit, x, y, z, distance,
     s, scores, c, channels, inputs, moved, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, BY_QUERY: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the scores' activation gets (P, SCORES); unless BY_QUERY, ``moved`` plus each pair's position."""
+    """What the scores' activation gets (P, SCORES), and ``moved`` plus each pair's position."""
     there = hit[:, None] & (s < scores)[None, :]
     u = tl.load(queries + query[:, None] * scores + s[None, :], mask=there, other=0.0)
     u -= tl.load(keys + row[:, None] * scores + s[None, :], mask=there, other=0.0)
@@ -60,23 +60,8 @@ def pairs_of(
         a = linear_of_places(a, first, h, inputs, x, y, z, distance, False)
         a = activated(a, POSITION_ACT, POSITION_SLOPE)[0]
         u = times(a, score, h, inputs, 1, s, scores, inputs, u, PRECISION)
-        if not BY_QUERY:
-            moved = times(a, place, h, inputs, 1, c, channels, inputs, moved, PRECISION)
+        moved = times(a, place, h, inputs, 1, c, channels, inputs, moved, PRECISION)
     return u, moved
-
-
-@triton.jit
-def at_sums(sums, number, query, first_item, last_item, h, inputs):
-    """Addresses of rows of a group in a tensor (groups, queries of a chunk, inputs), and which exist."""
-    place = number * (last_item - first_item) + query - first_item
-    there = (query < last_item)[:, None] & (h < inputs)[None, :]
-    return sums + place[:, None] * inputs + h[None, :], there
-
-
-@triton.jit
-def column_of(values, g, number):
-    """One of the columns (P,) of values (P, GROUPS)."""
-    return tl.sum(tl.where(g[None, :] == number, values, 0.0), 1)
 
 
 @triton.jit
@@ -96,16 +81,16 @@ def scores_of(
 def attend_kernel(
     rows, row_splits, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
     keys, values, queries, first, score, place, shift, last, inputs, scores, groups, depth,
-    first_item, last_item, result, sums, weighted, BY_QUERY: tl.constexpr,
+    result, sums,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
     SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     STEP: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a tile of queries; BY_QUERY, weighted sums of ``a``, where all neighbours are one step."""
+    """Attention of a tile of queries."""
     real: tl.constexpr = first.dtype.element_ty
-    query = (first_item + tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
-    exists = query < last_item
+    query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
+    exists = query < items
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
     own, s, g = per_pair(query, TILE, STEP), tl.arange(0, SCORES), tl.arange(0, GROUPS)
     c, channels = channels_of(groups, depth, GROUPS, DEPTH, EXACT), groups * depth
@@ -115,12 +100,10 @@ def attend_kernel(
     for step in range(0, tl.max(end - begin), STEP):
         _, row, hit = steps_at(rows, begin, end, step, references, TILE, STEP)
         x, y, z, distance = places_of_pairs(reference_points, query_points, row, own, hit, real, False)
-        moved = tl.zeros([TILE * STEP, 1], real)
-        if not BY_QUERY:
-            moved = values_of(values, shift, row, hit, c, channels)
+        moved = values_of(values, shift, row, hit, c, channels)
         u, moved = pairs_of(
             keys, queries, first, score, place, row, own, hit, x, y, z, distance,
-            s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION, BY_QUERY,
+            s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
         )  # fmt: skip
         active, _ = activated(u, SCORE_ACT, SCORE_SLOPE)
         own_scores = scores_of(active, last, s, scores, groups, LASTS, GROUPS, PRECISION)
@@ -130,23 +113,9 @@ def attend_kernel(
         base = tl.where(larger == -float("inf"), 0.0, larger)  # it cannot be subtracted
         scale, weight = tl.exp(largest - base), tl.exp(own_scores - base[:, None, :])
         total = total * scale + tl.sum(weight, 1)
-        if BY_QUERY:
-            moved = values_of(values, shift, row, hit, c, channels)
         moved = tl.reshape(moved, [TILE, STEP, GROUPS, DEPTH]) * weight[:, :, :, None]
         found = found * scale[:, :, None] + tl.sum(moved, 1)
         largest = larger
-        if BY_QUERY:
-            share = weight / tl.where(total != 0, total, 1.0)[:, None, :]
-            share = tl.reshape(share, [TILE * STEP, GROUPS])
-            for start in range(0, inputs, BLOCK):
-                h = start + tl.arange(0, BLOCK)
-                a = tl.zeros([TILE * STEP, BLOCK], real)
-                a = linear_of_places(a, first, h, inputs, x, y, z, distance, False)
-                a = activated(a, POSITION_ACT, POSITION_SLOPE)[0]
-                for number in range(0, groups):
-                    made = sums_of_queries(column_of(share, g, number)[:, None] * a, TILE, STEP)
-                    into, is_known = at_sums(weighted, number, query, first_item, last_item, h, inputs)
-                    tl.store(into, made, mask=is_known)
     one = tl.where(total != 0, total, 1.0)
     found = tl.reshape(found / one[:, :, None], [TILE, GROUPS * DEPTH])
     there = exists[:, None] & (c < channels)[None, :]
@@ -161,8 +130,7 @@ def attend_gradient_kernel(
     keys, values, queries, first, score, place, shift, last, inputs, scores, groups, depth,
     first_item, last_item, sums, grad, shares,
     d_query_points, d_reference_points, d_keys, d_values, d_queries, d_score, d_place, d_last, d_first,
-    kept_inputs, kept_scores, kept_moved, weighted, d_weighted,
-    BY_QUERY: tl.constexpr, PLACES: tl.constexpr, FIRST: tl.constexpr, STORED: tl.constexpr,
+    kept_inputs, kept_scores, kept_moved, PLACES: tl.constexpr, FIRST: tl.constexpr, STORED: tl.constexpr,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
     SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
@@ -183,25 +151,12 @@ def attend_gradient_kernel(
     in_channels = hit[:, None] & (c < channels)[None, :]
     moved = values_of(values, shift, row, hit, c, channels)
     d_weight = -tl.load(shares + at_group, mask=there, other=0.0)
-    if BY_QUERY:  # first, since registers are few
-        upstream = tl.load(at_grad, mask=in_channels, other=0.0)
-        d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
-        for start in range(0, inputs, BLOCK):
-            h = start + tl.arange(0, BLOCK)
-            a = tl.zeros([P, BLOCK], real)
-            a = linear_of_places(a, first, h, inputs, x, y, z, distance, False)
-            a = activated(a, POSITION_ACT, POSITION_SLOPE)[0]
-            for number in range(0, groups):
-                source, is_known = at_sums(d_weighted, number, own, first_item, last_item, h, inputs)
-                by = tl.sum(a * tl.load(source, mask=is_known, other=0.0), 1)
-                d_weight += tl.where(g[None, :] == number, by[:, None], 0.0)
     u, moved = pairs_of(
         keys, queries, first, score, place, row, own, hit, x, y, z, distance,
-        s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION, BY_QUERY,
+        s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
     )  # fmt: skip
-    if not BY_QUERY:
-        upstream = tl.load(at_grad, mask=in_channels, other=0.0)
-        d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
+    upstream = tl.load(at_grad, mask=in_channels, other=0.0)
+    d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
     active, slope = activated(u, SCORE_ACT, SCORE_SLOPE)
     active = tl.where(hit[:, None], active, 0.0)
     own_scores = scores_of(active, last, s, scores, groups, LASTS, GROUPS, PRECISION)
@@ -234,16 +189,7 @@ def attend_gradient_kernel(
         a = linear_of_places(empty, first, h, inputs, x, y, z, distance, False)
         a, slope_of_a = activated(a, POSITION_ACT, POSITION_SLOPE)
         d_a = times(d_u, score, s, scores, inputs, h, inputs, 1, empty, PRECISION)
-        if BY_QUERY:
-            for number in range(0, groups):
-                share = column_of(weight, g, number)[:, None]
-                source, is_known = at_sums(d_weighted, number, own, first_item, last_item, h, inputs)
-                d_a += share * tl.load(source, mask=is_known, other=0.0)
-                made = sums_of_queries(share * a, TILE, STEP)
-                into, is_row = at_sums(weighted, number, query, first_item, last_item, h, inputs)
-                tl.store(into, made, mask=is_row)
-        else:
-            d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, d_a, PRECISION)
+        d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, d_a, PRECISION)
         d_a = tl.where(hit[:, None], d_a * slope_of_a, 0.0)
         if FIRST:
             add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, False)
@@ -253,11 +199,9 @@ def attend_gradient_kernel(
             store_pairs(kept_inputs, a, slot, inside, h, inputs)
         else:
             add_product(d_score, d_u, a, h, inputs, s, scores, PRECISION)
-            if not BY_QUERY:
-                add_product(d_place, d_moved, a, h, inputs, c, channels, PRECISION)
+            add_product(d_place, d_moved, a, h, inputs, c, channels, PRECISION)
     if STORED:
         store_pairs(kept_scores, d_u, slot, inside, s, scores)
-        if not BY_QUERY:
-            store_pairs(kept_moved, d_moved, slot, inside, c, channels)
+        store_pairs(kept_moved, d_moved, slot, inside, c, channels)
     if PLACES:
         add_places(d_reference_points, d_query_points, row, own, hit, rx, ry, rz, True, True)
