@@ -176,7 +176,7 @@ def radius_aggregate(
     here = len(slabs.border)
     returned = _Exchange.apply(results[1][here:], away.received, away.sent, group)
     found = torch.cat([results[0], results[1][:here], returned])
-    # Its backward selects rows; that of a selection adds them. On GPUs index_select takes longer than indices.
+    # Its backward selects rows; that of a selection adds them. On GPUs index_select is slower than indices.
     return torch.empty_like(found).index_put_((slabs.order,), found)
 
 

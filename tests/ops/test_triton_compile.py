@@ -35,9 +35,9 @@ CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 3,
 CHAIN |= {"N2": 16, "N3": 32, "N4": 16, "BLOCK": 16, "ACTIVATION": 7}
 ATTEND = {"PADDED": True, "SCORES": 16, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32"}
 ATTEND |= {"POSITION_ACT": 7, "POSITION_SLOPE": 0.01, "SCORE_ACT": 2, "SCORE_SLOPE": 0.01, "TILE": 2}
-ATTEND |= {"EXACT": False, "BY_QUERY": False, "STEP": 8, "BLOCK": 16}
+ATTEND |= {"EXACT": False, "STEP": 8, "BLOCK": 16}
 ATTEND_GRADIENTS = {**ATTEND, "PLACES": True, "FIRST": True, "STORED": False}
-BY_QUERY = {**ATTEND_GRADIENTS, "STORED": True, "BY_QUERY": True}
+ATTEND_STORED = {**ATTEND_GRADIENTS, "STORED": True}
 NUMBERS = ["items", "references", "k", "channels", "n2", "n3", "n4", "outputs", "first_item", "last_item"]
 NUMBERS += ["inputs", "scores", "groups", "depth"]
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
@@ -59,8 +59,7 @@ KERNELS = {
     "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127, "STORED": False}),
     "pairs-chain-stored": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 10, "STORED": True}),
     "pairs-attend": (vector_kernels.attend_kernel, ATTEND),
-    "pairs-attend-by-query": (vector_kernels.attend_kernel, {**ATTEND, "BY_QUERY": True}),
-    "pairs-attend-gradients-by-query": (vector_kernels.attend_gradient_kernel, BY_QUERY),
+    "pairs-attend-stored": (vector_kernels.attend_gradient_kernel, ATTEND_STORED),
     "pairs-attend-gradients": (vector_kernels.attend_gradient_kernel, ATTEND_GRADIENTS),
     "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }
