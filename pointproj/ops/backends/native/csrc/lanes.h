@@ -28,7 +28,7 @@ struct OneLane {
   POINTPROJ_FN T sum(T x) const { return x; }
 
 #if defined(__CUDACC__)
-  static constexpr int kBudget = 256, kPointsAsARow = 8;
+  static constexpr int kBudget = 96, kPointsAsARow = 8;
   int budget = kNoRow;  // rows of cells that it may still visit
   POINTPROJ_FN void limit_budget() { budget = kBudget; }
   POINTPROJ_FN bool spend(int points) {

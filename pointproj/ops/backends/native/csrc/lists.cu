@@ -82,20 +82,19 @@ void search_postponed(const PointSets& sets, const OptionalTensor& given, const 
                       balls.heaps, balls.postponed};
   if (k > kLongestList) {
     const int threads = lesser(count, kPostponedThreads);
-    return device.each(SearchPostponed<InFull, Heap<Real>>{search, {}, threads}, threads);
+    return device.each(SearchPostponed<InFull, Heap<Real>>{search, {}}, threads);
   }
   if constexpr (kOnGpu) {
     using OneLevel = Knn<Real, Levels::kOne, true>;
     const int warps = lesser(count, kPostponedWarps);
     with_warp_list<Real>(k, [&](auto list) {
       using List = typename decltype(list)::type;
-      device.each(SearchPostponed<OneLevel, List>{with_levels<Levels::kOne>(search, search.postponed), again, warps},
-                  warps);
-      device.each(SearchPostponed<InFull, List>{with_levels<Levels::kBoth>(search, again), {}, warps}, warps);
+      device.each(SearchPostponed<OneLevel, List>{with_levels<Levels::kOne>(search, search.postponed), again}, warps);
+      device.each(SearchPostponed<InFull, List>{with_levels<Levels::kBoth>(search, again), {}}, warps);
     });
   } else {
     with_length(k, [&](auto length) {
-      device.each(SearchPostponed<InFull, SortedList<Real, length>>{search, {}, count}, count);
+      device.each(SearchPostponed<InFull, SortedList<Real, length>>{search, {}}, count);
     });
   }
 }

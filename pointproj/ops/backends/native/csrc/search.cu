@@ -18,8 +18,7 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
     device.each(SearchEach<Search, ShortList, true>{search}, queries);
     // Many queries may be postponed: single threads begin with them, and warps take those that need a thread too long.
     const int threads = lesser(queries, kPostponedThreads);
-    device.each(SearchPostponed<InFull, ShortList>{with_levels<Levels::kBoth>(search, search.postponed), again, threads},
-                threads);
+    device.each(SearchPostponed<InFull, ShortList>{with_levels<Levels::kBoth>(search, search.postponed), again}, threads);
   } else {
     with_list<Real>(k, queries, [&](auto list) {
       device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
@@ -28,7 +27,7 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
   const int warps = lesser(queries, kPostponedWarps);
   const InFull left = with_levels<Levels::kBoth>(search, many_short ? again : search.postponed);
   with_warp_list<Real>(k, [&](auto list) {
-    device.each(SearchPostponed<InFull, typename decltype(list)::type>{left, again, warps}, warps);
+    device.each(SearchPostponed<InFull, typename decltype(list)::type>{left, again}, warps);
   });
 }
 

@@ -50,6 +50,15 @@ struct Postponed {
   POINTPROJ_FN void add(Lanes& lanes, int query) const {
     if (lanes.lane() == 0 && lanes.has_item) queries[lanes.fetch_add(count, 1)] = query;
   }
+  // Calls body(query) for queries that it takes off the list, until none is left.
+  template <class Lanes, class Body>
+  POINTPROJ_FN void take(Lanes& lanes, Body body) const {
+    while (true) {
+      const int left = lanes.broadcast(lanes.lane() == 0 ? lanes.fetch_add(count, -1) : 0, 0);
+      if (left <= 0) return;
+      body(queries[left - 1]);
+    }
+  }
 };
 
 // What a kNN search reads and writes; levels says what it may visit, `counts` whether it counts neighbours.
@@ -113,26 +122,27 @@ struct SearchEach {
 
 // ---- postponed queries
 
-// The queries that were postponed, by `count` threads or warps. Those that exceed a thread's budget are postponed once
-// more. Self-kNN of 10^7 points: surface 16.7 ms, 51 by warps only; clustered 22.8, 43.
+// The queries that were postponed, each by the thread or warp that is free. Those that exceed a thread's budget are
+// postponed once more. Self-kNN of 10^7 points: surface 16.7 ms, 51 by warps only; clustered 22.8, 43.
 template <class Search, class List>
 struct SearchPostponed {
   using Real = typename Search::Real;
   using Number = float;
-  static constexpr bool kSpills = List::kLanes > 1 && sizeof(Real) == 4 && Search::kLevels == Levels::kBoth;
-  static constexpr int kLanes = List::kLanes, kBlocks = kSpills ? 3 : 1;  // spills, but three times as many warps
+  static constexpr int kLanes = List::kLanes;
+  // Registers are few so that a GPU holds more of them at once: most of the time they wait for memory.
+  static constexpr bool kSpills = sizeof(Real) == 4 && Search::kLevels == Levels::kBoth;
+  static constexpr int kBlocks = kSpills ? (kLanes == 1 ? 6 : 3) : 1;
 
   Search search;
   Postponed again;
-  int count;
 
   template <class Lanes>
-  POINTPROJ_FN void operator()(Lanes& lanes, int first) const {
-    for (int item = first; item < *search.postponed.count; item += count) {
-      const int query = search.postponed.queries[item];
+  POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
+    if (!lanes.any(item < *search.postponed.count)) return;  // others take queries meanwhile
+    search.postponed.take(lanes, [&](int query) {
       if (again.queries) lanes.limit_budget();
       if (!search.template find<List>(lanes, query)) again.add(lanes, query);
-    }
+    });
   }
 };
 
