@@ -16,10 +16,17 @@ struct Directions {
   const Sum* sigma;
 };
 
-// Sums over the neighbours of a query that its gradients and those of its neighbours need.
+// Means over the neighbours of a query: of g_i f_j, of the rate of the logit, and of the gradient of the logit.
+template <class Sum>
+struct PairMeans {
+  Sum product, rate, both;
+};
+
+// Those that its gradients and those of its neighbours need. The known ones are subtracted first; of what remains the
+// mean is small, or 0. So less is lost to rounding where one neighbour has nearly all the weight and is the mean.
 template <class Sum>
 struct QueryMeans {
-  Sum product, rate, both;  // the means of g_i f_j, of the rate of the logit, and of the gradient of the logit
+  PairMeans<Sum> known, rest;
 };
 
 // Gradients of the own points: of their positions, and of the features, or for queries of the upstream gradients and
@@ -43,13 +50,15 @@ struct SecondGradient {
   bool has_products, writes_means;             // whether more than d_rows is needed; whether these are its means
 
   // Of the own point. A query does not know its means before it has visited all neighbours. So terms are sorted by what
-  // they are multiplied by in the end: 1, the mean rate, the mean product, and both. Products are less `known_mean`, the
-  // product of upstream gradient and result: what cancels where one neighbour has all the weight is 0. What remains of
-  // their mean is its rounding error, which must not be multiplied by the slopes of a kernel that ends.
+  // they are multiplied by in the end: 1, the mean rate, the mean product, and both. The mean product is known but for
+  // rounding: it is that of upstream gradient and result. If a neighbour has nearly all the weight, a query visits all
+  // of them once more, with the means that it has found.
   static constexpr int kFactors = of_queries ? 4 : 1;
+  static constexpr Sum kNearlyAll = 0.75;
   struct Totals {
-    Sum known_mean = 0, rate = 0, product = 0, both = 0, of_sigma = 0, of_sigma_by_product = 0;
+    Sum rate = 0, product = 0, both = 0, of_sigma = 0, of_sigma_by_product = 0;
     Sum sums[kFactors][4] = {};  // along the three axes, and of sigma
+    bool has_nearly_all = false;
   };
 
   template <class Lanes>
@@ -57,16 +66,53 @@ struct SecondGradient {
     const auto [at, chunk] = split_item(item, problem.chunks);
     const auto point = problem.own(at);
     const auto weighting = problem.weighting.at_sigma();
+    QueryMeans<Sum> mean{};
+    if constexpr (!of_queries) {
+      constexpr Sum factors[] = {Sum(1)};
+      write(lanes, weighting, at, point.row, factors, visit(lanes, at, chunk, point, weighting, mean));
+    } else {
+      const bool is_mean = weighting.divides();
+      if (is_mean && has_products) {
+        const Products<Lanes> products(own_values[at], other_values, aggregated.columns);
+        mean.known.product = products.with(aggregated[point.row]);
+      }
+      const auto mean_of = [&](Sum of_lane) { return is_mean ? lanes.sum(of_lane) : Sum(0); };
+      Totals totals;
+      POINTPROJ_UNROLL_BY(1)
+      for (int visits = 1; visits <= 2; ++visits) {
+        totals = visit(lanes, at, chunk, point, weighting, mean);
+        mean.rest = {mean_of(totals.product), mean_of(totals.rate), mean_of(totals.both)};
+        const bool is_large = is_mean && lanes.sum(Sum(totals.has_nearly_all)) > Sum(0);
+        if (visits == 2 || !lanes.any(is_large)) break;
+        if (is_large) mean.known.rate = mean.rest.rate;
+        if (is_large) mean.known.both = mean.rest.both - mean.rest.rate * mean.rest.product;
+      }
+      auto& [product, rate, both] = mean.rest;
+      const Sum factors[] = {Sum(1), -rate, -product, 2 * rate * product - both};
+      both -= rate * product;
+      lanes.sync();
+      subtract(lanes, chunk, rate, aggregated[point.row], d_rows[point.row]);
+      if (writes_means && lanes.lane() == 0) means[at] = mean;
+      write(lanes, weighting, at, point.row, factors, totals);
+    }
+  }
+
+ private:
+  template <class Lanes>
+  using Products = typename Lanes::template RowProducts<Sum, kVector>;
+
+  // Adds up the terms of all neighbours, of queries less the known means. Writes d_rows, those of a query but for the
+  // mean rate of what is left.
+  template <class Lanes, class AtSigma>
+  POINTPROJ_FN Totals visit(Lanes& lanes, int at, int chunk, const Point<Real>& point, const AtSigma& weighting,
+                            const QueryMeans<Sum>& mean) const {
     const bool has_rows = d_rows.columns > 0, has_feature_direction = directions.features.data != nullptr;
     typename Lanes::template RowSum<Sum, kVector> rows(other_values, chunk, d_rows, point.row);
-    using Products = typename Lanes::template RowProducts<Sum, kVector>;
-    const Products products(own_values[at], other_values, aggregated.columns);
-    const Products direction_products(
+    const Products<Lanes> products(own_values[at], other_values, aggregated.columns);
+    const Products<Lanes> direction_products(
         of_queries || !has_feature_direction ? own_values[at] : directions.features[at],
         of_queries && has_feature_direction ? directions.features : other_values, aggregated.columns);
-    const bool is_mean = of_queries && weighting.divides();
     Totals totals;
-    if (is_mean && has_products) totals.known_mean = products.with(aggregated[point.row]);
     problem.each_neighbor(lanes, at, point, [&](Neighbor<Sum>* neighbors, int size) {
       for (int first = 0; lanes.any(first < size); first += Lanes::width) {
         const Sum product = has_products ? products.with_neighbor(neighbors, first, size) : Sum(0);
@@ -74,7 +120,9 @@ struct SecondGradient {
                                           ? direction_products.with_neighbor(neighbors, first, size)
                                           : Sum(0);
         if (!(first + lanes.lane() < size)) continue;
-        add_pair(weighting, at, point, product, direction_product, neighbors[first + lanes.lane()], totals);
+        Neighbor<Sum>& neighbor = neighbors[first + lanes.lane()];
+        add_pair(weighting, at, point, of_queries ? mean : means[neighbor.at], product, direction_product, neighbor,
+                 totals);
       }
       lanes.sync();
       if (!has_rows) return;
@@ -92,27 +140,13 @@ struct SecondGradient {
       rows.read(other_values);
     });
     rows.finish(Sum(1));
-    if constexpr (of_queries) {
-      const auto mean = [&](Sum of_lane) { return is_mean ? lanes.sum(of_lane) : Sum(0); };
-      const Sum mean_rate = mean(totals.rate), product = mean(totals.product), both = mean(totals.both);
-      lanes.sync();
-      subtract(lanes, chunk, mean_rate, aggregated[point.row], d_rows[point.row]);
-      if (writes_means && lanes.lane() == 0) {
-        means[at] = {totals.known_mean + product, mean_rate, both - mean_rate * product};
-      }
-      const Sum factors[] = {Sum(1), -mean_rate, -product, 2 * mean_rate * product - both};
-      write(lanes, weighting, at, point.row, factors, totals);
-    } else {
-      constexpr Sum factors[] = {Sum(1)};
-      write(lanes, weighting, at, point.row, factors, totals);
-    }
+    return totals;
   }
 
- private:
   // Adds the terms of a pair, and turns the squared distance into the factor of the neighbour's row.
   template <class AtSigma>
-  POINTPROJ_FN void add_pair(const AtSigma& weighting, int at, const Point<Real>& point, Sum product,
-                             Sum direction_product, Neighbor<Sum>& neighbor, Totals& totals) const {
+  POINTPROJ_FN void add_pair(const AtSigma& weighting, int at, const Point<Real>& point, const QueryMeans<Sum>& mean,
+                             Sum product, Sum direction_product, Neighbor<Sum>& neighbor, Totals& totals) const {
     const int other = neighbor.at, query = of_queries ? at : other;
     const Sum distance = sqrt(neighbor.value), weight = weights.of(query, distance, weighting);
     neighbor.value = 0;
@@ -129,17 +163,18 @@ struct SecondGradient {
     const Sum sigma_rate = directions.sigma ? *directions.sigma : Sum(0);
     const Sum decay = weighting.decay(distance), unscaled = weighting.unscaled_by_sigma(distance, weights.base(query));
     const Sum by_sigma = sigma_rate != Sum(0) ? weighting.by_sigma(unscaled) : Sum(0);
-    const QueryMeans<Sum> mean = of_queries ? QueryMeans<Sum>{totals.known_mean, 0, 0} : means[other];
-    const Sum rate = by_sigma * sigma_rate - decay * distance_rate - mean.rate;
+    const PairMeans<Sum> known = mean.known, rest = of_queries ? PairMeans<Sum>{} : mean.rest;
+    const Sum rate = by_sigma * sigma_rate - decay * distance_rate - known.rate - rest.rate;
     neighbor.value = weight * rate;
     const bool counts = weighting.has_weight(of_queries ? other_values[other] : own_values[at], aggregated.columns);
-    const Sum counted = counts ? weight : Sum(0), gradient = counted * (product - mean.product);
+    const Sum counted = counts ? weight : Sum(0), gradient = counted * (product - known.product - rest.product);
     totals.rate += counted * rate;
+    totals.has_nearly_all |= of_queries && counted > kNearlyAll;
     if (!has_products) return;
-    const Sum both = weight * direction_product + gradient * rate;
+    const Sum both = weight * (direction_product - (counts ? known.both : Sum(0))) + gradient * rate;
     totals.product += gradient;
     totals.both += both;
-    const Sum factors[] = {both - counted * mean.both, gradient, counted * rate, counted};
+    const Sum factors[] = {both - counted * rest.both, gradient, counted * rate, counted};
     for (int axis = 0; axis < 3; ++axis) {
       const Sum slope = decay * unit[axis];  // first: with one neighbour, all terms cancel to the last bit
       for (int i = 0; i < kFactors; ++i) totals.sums[i][axis] -= factors[i] * slope;

@@ -33,7 +33,7 @@ void fill_second_gradients(Problem& problem, const Weighting& weighting, const T
   const Tensor query_steps = of_sums(along.query_points), reference_steps = of_sums(along.reference_points);
   const Tensor sorted_grad = sorted(true, grad), features = sorted(false, given);
   const Tensor feature_direction = sorted(false, along.features);
-  const Tensor means = empty({problem.queries(), 3}, given);
+  const Tensor means = empty({problem.queries(), 6}, given);
   const auto launch = [&](auto queries_own, const Tensor& rows, const Tensor& points, bool has_products, bool is_first) {
     const bool has_rows = is_given(rows);
     const int chunks = has_rows && !has_products ? problem.chunks() : 1;
