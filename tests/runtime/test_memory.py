@@ -220,6 +220,7 @@ step, given = make_step("cuda", compile=True, capturable=True), [*batches(24, (3
 told = {{"replayed": losses(step, given), "eager": losses(make_step("cuda"), given), "mode": step.mode}}
 told |= {{"reserved": torch.cuda.memory_reserved(), **memory.statistics("cuda")}}
 del step
+torch.compiler.reset()
 gc.collect()
 memory.empty_cache()
 told["after"] = memory.allocated_bytes("cuda")
