@@ -9,6 +9,7 @@ import functools
 import importlib
 import logging
 import pkgutil
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +51,11 @@ class Backend(Protocol):
         Whether the same tables serve both searches.
     PLACES_ON_PAIRS : bool
         Whether ``edge_mlp`` gets positions, and multiplies the relative ones, also without the distance.
+    list_weights : function or None
+        ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
+        kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the
+        references counts as none; without derivatives, and of a mean with the sum 1. Its ``weighted_sums``
+        takes such rows too.
     """
 
     OPERATORS: frozenset[str]
@@ -59,6 +65,7 @@ class Backend(Protocol):
     FUNCTIONS: str | None = None
     ONE_INDEX: bool = False
     PLACES_ON_PAIRS: bool = False
+    list_weights: Callable[..., Tensor] | None = None
 
     def unavailable(self) -> str | None:
         """None (default) if this backend can run here, else one sentence: what is missing, how to get it."""
@@ -269,7 +276,7 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "PLACES_ON_PAIRS")
+VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "PLACES_ON_PAIRS", "list_weights")
 FUNCTIONS = ("unavailable", "unavailable_on", "unbuilt", "build_index", "nearest", "knn_aggregate")
 
 
