@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
-from pointproj.ops.functional import scalar
+from pointproj.ops.calls import scalar
 from pointproj.ops.specification.clouds import as_dtype, rows_of
 
 NAME = "pointproj"  # of the implementations

@@ -1,8 +1,10 @@
 """What one call of an operator works with: packed clouds, a box, the backend, the tables of the index."""
 
+import functools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from pointproj.ops import arguments
@@ -11,6 +13,7 @@ from pointproj.ops.registry import Backend, choose, modules
 from pointproj.ops.specification.clouds import Clouds, pack
 from pointproj.ops.specification.periodic import PeriodicBox
 from pointproj.ops.specification.records import Tables
+from pointproj.ops.torch_internals import filled, has_modes, raw_stream
 
 
 def checked_clouds(
@@ -75,3 +78,27 @@ def choose_backend(
             "build one there"
         )
     return modules[name], index.tables.get(search)
+
+
+def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a 0-dim tensor, which must not be written to.
+
+    The tensor is filled on the device, because a copy from the host would wait for the device. On a GPU the
+    fill is a launch, so tensors are cached, for each value and stream: work on one stream is in order. While
+    a CUDA graph is captured none is taken from the cache, since the graph outlives it.
+    """
+    if (
+        device.type != "cuda"
+        or torch.compiler.is_compiling()
+        or has_modes()  # a mode may return a tensor of another class
+        or torch.is_inference_mode_enabled()
+        or torch.cuda.is_current_stream_capturing()
+    ):
+        return filled((), value, dtype, device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _cached_scalar(value, dtype, index, raw_stream(index))
+
+
+@functools.lru_cache(maxsize=256)
+def _cached_scalar(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=index)

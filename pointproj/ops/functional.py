@@ -1,6 +1,5 @@
 """The public operators that search or aggregate: they check, pack batches, choose the backend, and unpack."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch import brute_force
 from pointproj.ops.backends.torch.distances import with_gradient
-from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box
+from pointproj.ops.calls import checked_clouds, choose_backend, periodic_box, scalar
 from pointproj.ops.index import Index, build_index
 from pointproj.ops.specification.clouds import as_dtype, rows_in_cloud, rows_in_packed
 from pointproj.ops.specification.distances import distances_of
@@ -21,7 +20,6 @@ from pointproj.ops.specification.reference import (
     masked_features,
     sigma_in_range,
 )
-from pointproj.ops.torch_internals import filled, has_modes, raw_stream
 
 __all__ = ["Index", "build_index", "knn", "knn_aggregate", "radius_aggregate"]
 
@@ -318,27 +316,3 @@ def _nearest_in_front(rows: Tensor, distances: Tensor, reference_weights: Tensor
     first = torch.where(counts, distances, torch.inf).argmin(1, keepdim=True)
     front, rows = rows.gather(1, first), rows.scatter(1, first, rows[:, :1])
     return torch.cat([front, rows[:, 1:]], 1)
-
-
-def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a 0-dim tensor, which must not be written to.
-
-    The tensor is filled on the device, because a copy from the host would wait for the device. On a GPU the
-    fill is a launch, so tensors are cached, for each value and stream: work on one stream is in order. While
-    a CUDA graph is captured none is taken from the cache, since the graph outlives it.
-    """
-    if (
-        device.type != "cuda"
-        or torch.compiler.is_compiling()
-        or has_modes()  # a mode may return a tensor of another class
-        or torch.is_inference_mode_enabled()
-        or torch.cuda.is_current_stream_capturing()
-    ):
-        return filled((), value, dtype, device)
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return _cached_scalar(value, dtype, index, raw_stream(index))
-
-
-@functools.lru_cache(maxsize=256)
-def _cached_scalar(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
-    return torch.full((), value, dtype=dtype, device=index)

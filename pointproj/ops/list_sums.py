@@ -6,15 +6,17 @@ from torch import Tensor
 
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
+from pointproj.ops.calls import scalar
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
-from pointproj.ops.registry import choose, modules
+from pointproj.ops.registry import Backend, choose, modules
+from pointproj.ops.specification.clouds import as_dtype
 from pointproj.ops.specification.reference import (
     FINITE_SUPPORT,
     Weighting,
     masked_features,
     sigma_in_range,
 )
-from pointproj.ops.torch_internals import filled, is_known
+from pointproj.ops.torch_internals import filled, is_known, is_transforming
 
 REDUCTIONS = ("mean", "sum", "max")
 
@@ -57,7 +59,8 @@ def aggregate(
     reference_weights : (..., N) float tensor, optional
         Multiply the weights, for instance areas of mesh cells.
     backend : str
-        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``; on a GPU both sum as the latter.
+        As for :func:`pointproj.knn`, one of ``"native"`` and ``"torch"``. Weights of a kernel
+        are made in one of ``"native"`` unless distances, sigma or reference weights need a gradient.
 
     Returns
     -------
@@ -81,46 +84,94 @@ def aggregate(
     clouds = features.shape[:-2]
     count = features.shape[:-1].numel()
     module = modules[choose(backend, features.device.type, "aggregate")]
-    pairs = ListedPairs(*packed_rows(neighbors, features, missing=count), count, module.weighted_sums)
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
         dtype = torch.promote_types(dtype, (neighbors.distances if weights is None else weights).dtype)
     values = masked_features(features, reference_weights).flatten(0, -2).to(dtype)
-    own = None
+    if isinstance(sigma, Tensor):
+        sigma = sigma_in_range(sigma.reshape(()).to(dtype))
+    aggregated = None
+    if weights is None and reduce != "max":
+        if kernel in FINITE_SUPPORT:
+            weighting = weighting._replace(support=_support(neighbors, kernel))
+        aggregated = _by_kernels(module, features, neighbors, values, sigma, weighting, reference_weights)
+    if aggregated is None:
+        pairs = ListedPairs(*packed_rows(neighbors, features, missing=count), count, module.weighted_sums)
+        aggregated = _by_torch(pairs, neighbors, values, weights, sigma, weighting, reference_weights)
+    if isinstance(neighbors, Neighbors):
+        shape = neighbors.indices.shape[:-1]
+    else:
+        shape = *clouds, aggregated.shape[0] // max(1, clouds.numel())
+    return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
+
+
+def _by_kernels(
+    module: Backend,
+    features: Tensor,
+    neighbors: Neighbors | NeighborList,
+    values: Tensor,
+    sigma: float | Tensor,
+    weighting: Weighting,
+    reference_weights: Tensor | None,
+) -> Tensor | None:
+    """The sums in the backend's kernels; None if it has none for these weights, or they need a gradient."""
+    of_weights = [t for t in (neighbors.distances, sigma, reference_weights) if isinstance(t, Tensor)]
+    differentiates = torch.is_grad_enabled() and any(t.requires_grad for t in of_weights)
+    if (
+        module.list_weights is None
+        or isinstance(weighting.support, Tensor)
+        or differentiates
+        or is_transforming()
+    ):
+        return None
+    lists = packed_rows(neighbors, features, missing=-1)
+    distances = as_dtype(neighbors.distances.reshape(lists[0].shape), values.dtype)
     if reference_weights is not None:
-        own = pairs.gathered(reference_weights.reshape(-1, 1).to(dtype))
+        reference_weights = as_dtype(reference_weights.flatten(), values.dtype).contiguous()
+        if weighting.reduce == "mean":
+            weighting = weighting._replace(reduce="weighted")
+    if not isinstance(sigma, Tensor):
+        sigma = scalar(sigma, values.dtype, values.device)
+    weights = module.list_weights(distances, *lists, len(values), reference_weights, sigma, weighting)
+    return module.weighted_sums(values, weights, *lists)
+
+
+def _by_torch(
+    pairs: ListedPairs,
+    neighbors: Neighbors | NeighborList,
+    values: Tensor,
+    weights: Tensor | None,
+    sigma: float | Tensor,
+    weighting: Weighting,
+    reference_weights: Tensor | None,
+) -> Tensor:
+    """The same with weights that torch differentiates, and the largest terms."""
+    own, reduce = None, weighting.reduce
+    if reference_weights is not None:
+        own = pairs.gathered(reference_weights.reshape(-1, 1).to(values.dtype))
     if weights is not None:
         channels = weights.shape[-1] if weights.ndim > neighbors.indices.ndim else 1
-        weights = torch.where(pairs.exists, weights.to(dtype).reshape(*pairs.rows.shape, channels), 0.0)
+        weights = weights.to(values.dtype).reshape(*pairs.rows.shape, channels)
+        weights = torch.where(pairs.exists, weights, 0.0)
     elif reduce != "max":
-        if isinstance(sigma, Tensor):
-            sigma = sigma_in_range(sigma.reshape(()).to(dtype))
-        if not is_known(eps):
-            weighting = weighting._replace(eps=filled((), weighting.eps, dtype, features.device))
-        if kernel in FINITE_SUPPORT:
-            weighting = weighting._replace(support=_support(neighbors, pairs, kernel))
-        weights = pairs.kernel_weights(neighbors.distances.to(dtype), sigma, weighting, own)
+        if not is_known(weighting.eps):
+            weighting = weighting._replace(eps=filled((), weighting.eps, values.dtype, values.device))
+        if isinstance(weighting.support, Tensor):
+            weighting = weighting._replace(support=pairs.of_pairs(weighting.support.reshape(-1, 1)))
+        weights = pairs.kernel_weights(neighbors.distances.to(values.dtype), sigma, weighting, own)
     if own is not None:
         weights = own if weights is None else weights * own
     if reduce == "max":
         values = pairs.gathered(values)
-        aggregated = pairs.largest(values if weights is None else values * weights)
-    else:
-        aggregated = pairs.weighted(values, pairs.normalized(weights) if reduce == "mean" else weights)
-    if isinstance(neighbors, Neighbors):
-        shape = neighbors.indices.shape[:-1]
-    else:
-        shape = *clouds, pairs.queries // max(1, clouds.numel())
-    return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
+        return pairs.largest(values if weights is None else values * weights)
+    return pairs.weighted(values, pairs.normalized(weights) if reduce == "mean" else weights)
 
 
-def _support(neighbors: Neighbors | NeighborList, pairs: ListedPairs, kernel: str) -> float | Tensor:
-    """The radius at each pair."""
+def _support(neighbors: Neighbors | NeighborList, kernel: str) -> float | Tensor:
+    """The radius of the list, one or one of each query."""
     if neighbors.radius is None:
         raise ValueError(
             f'kernel="{kernel}" ends at the radius of the list, which it does not have: make it with '
             "radius_neighbors, or give Neighbors(..., radius=)"
         )
-    if isinstance(neighbors.radius, Tensor):
-        return pairs.of_pairs(neighbors.radius.reshape(-1, 1))
     return neighbors.radius

@@ -9,6 +9,7 @@ import functools
 import importlib
 import logging
 import pkgutil
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -48,6 +49,11 @@ class Backend(Protocol):
         ``ONE_INDEX``. It is imported when the backend is chosen. None: they stand beside the others.
     ONE_INDEX : bool
         Whether the same tables serve both searches.
+    list_weights : function or None
+        ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
+        kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the
+        references counts as none; without derivatives, and of a mean with the sum 1. Its ``weighted_sums``
+        takes such rows too.
     """
 
     OPERATORS: frozenset[str]
@@ -56,6 +62,7 @@ class Backend(Protocol):
     EXPORTABLE: frozenset[str] = frozenset()
     FUNCTIONS: str | None = None
     ONE_INDEX: bool = False
+    list_weights: Callable[..., Tensor] | None = None
 
     def unavailable(self) -> str | None:
         """None (default) if this backend can run here, else one sentence: what is missing, how to get it."""
@@ -265,7 +272,7 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX")
+VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "list_weights")
 FUNCTIONS = ("unavailable", "unavailable_on", "unbuilt", "build_index", "nearest", "knn_aggregate")
 
 

@@ -55,6 +55,31 @@ def test_kernels_are_the_specification(kernel: str, reduce: str, form: str, wher
         assert_close(name, value, expected[name])
 
 
+@forms
+@pytest.mark.parametrize("reduce", ["mean", "sum"])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_weights_without_gradients(weighs: bool, kernel: str, reduce: str, form: str, where: Where):
+    """Also of references without a weight, and slots whose row is any that does not exist."""
+    query, points, features, sigma, weights = (
+        leaf.detach() for leaf in _leaves(by_id("fp64").problem(where.device))
+    )
+    features.requires_grad_()
+    weights[::3] = 0.0
+    own = torch.stack([-weights, weights], 1)[:, 0] if weighs else None
+    weighting = Weighting(kernel, reduce, 1.5, 0.2, 0.5)
+    expected = reference.radius_aggregate(query, points, features, 0.5, sigma, weighting, own)
+    found = radius_neighbors(query, points, 0.5, backend="torch", **FORMS[form])
+    found = found._replace(indices=torch.where(found.indices < 0, 1000, found.indices))
+    options = {"kernel": kernel, "sigma": sigma, "power": 1.5, "eps": 0.2, "reduce": reduce}
+    got = aggregate(features, found, reference_weights=own, backend=where.backend, **options)
+    assert_close("aggregated", got, expected)
+    first = [torch.autograd.grad(v.square().sum(), features, create_graph=True)[0] for v in (got, expected)]
+    second = [torch.autograd.grad(v.square().sum(), features)[0] for v in first]
+    assert_close("d_features", *first)
+    assert_close("dd_features", *second)
+
+
 def test_an_empty_batch_keeps_its_shape():
     points, features = torch.zeros(0, 4, 3), torch.zeros(0, 4, 2)
     neighbors = radius_neighbors(torch.zeros(0, 5, 3), points, 0.5, max_neighbors=3)

@@ -15,15 +15,13 @@ from torch import Tensor
 from pointproj.ops.backends.native.build import extension
 from pointproj.ops.backends.torch import attention
 from pointproj.ops.backends.torch.weighted_sums import sums_spec
-from pointproj.ops.backends.torch.weighted_sums import weighted_sums as sums_by_torch
 from pointproj.ops.bridge.cpp_op import cpp_op
 from pointproj.ops.bridge.flops import count_aggregation, count_search
 from pointproj.ops.bridge.torch_op import Spec
 from pointproj.ops.specification.clouds import Clouds
 from pointproj.ops.specification.gradients import DIFFERENTIABLE
 from pointproj.ops.specification.records import Summands, Tables
-
-SUMS_ON = ("cpu", "cuda")  # devices where sums over lists are C++'s; elsewhere torch's
+from pointproj.ops.specification.reference import Weighting
 
 
 def build_index(
@@ -87,9 +85,20 @@ def attend(
     return _attend(*given, _deterministic())[0]
 
 
+def list_weights(
+    distances: Tensor,
+    rows: Tensor,
+    row_splits: Tensor | None,
+    references: int,
+    reference_weights: Tensor | None,
+    sigma: Tensor,
+    weighting: Weighting,
+) -> Tensor:
+    given = distances.contiguous(), rows.contiguous(), row_splits, references, reference_weights
+    return _list_weights(*given, sigma, *weighting)
+
+
 def weighted_sums(features: Tensor, weights: Tensor, rows: Tensor, row_splits: Tensor | None) -> Tensor:
-    if features.device.type not in SUMS_ON:
-        return sums_by_torch(features, weights, rows, row_splits)
     given = features.contiguous(), weights.contiguous(), rows.contiguous(), row_splits
     return _weighted_sums(*given, _deterministic())
 
@@ -191,6 +200,9 @@ _attend = cpp_op(
         ((call.queries.shape[0], call.heads), call.queries.dtype),
     ),
     attention.DIFFERENTIABLE,
+)
+_list_weights = cpp_op(
+    _library, "native_list_weights", lambda call: ((call.rows.shape, call.distances.dtype),)
 )
 _weighted_sums = cpp_op(
     _library,

@@ -20,6 +20,7 @@ bool is_aligned(const Tensor& tensor) { return reinterpret_cast<uintptr_t>(tenso
 struct AttentionProblem {
   const AttentionArguments& given;
   Device device;
+  ListedRows lists;
   int64_t channels;  // of a head
 
   explicit AttentionProblem(const AttentionArguments& given) : given(given), device(given.queries) {
@@ -31,33 +32,19 @@ struct AttentionProblem {
     const ScalarType dtype = queries.scalar_type();
     POINTPROJ_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double,
                     "queries must be float32 or float64; got ", dtype);
-    check_like("queries", queries, queries.sizes(), dtype, queries);
+    lists = checked_lists(rows, row_splits, keys.size(0), queries);
+    check_like("queries", queries, {lists.queries, queries.size(1)}, dtype, queries);
     check_like("keys", keys, {keys.size(0), queries.size(1)}, dtype, queries);
     check_like("values", values, keys.sizes(), dtype, queries);
-    if (row_splits) {
-      check_like("row_splits", *row_splits, {queries.size(0) + 1}, ScalarType::Long, queries);
-      check_like("rows", rows, {rows.numel()}, ScalarType::Long, queries);
-    } else {
-      check_like("rows", rows, {queries.size(0), rows.size(1)}, ScalarType::Long, queries);
-    }
     check_like("bias", bias, {bias.size(0) > 0 ? rows.numel() : 0, heads}, dtype, queries);
-    for (const int64_t size : {queries.size(0), keys.size(0)}) {
-      POINTPROJ_CHECK(size <= kLargestInt - 2, "queries and keys may have at most ", kLargestInt - 2, " rows; got ",
-                      size);
-    }
   }
   template <class Sum>
   Attention<Sum> view() const {
     const auto& [queries, keys, values, bias, rows, row_splits, heads, scale, deterministic] = given;
-    return {lists(), matrix<const Sum>(queries), matrix<const Sum>(keys), matrix<const Sum>(values),
+    return {lists, matrix<const Sum>(queries), matrix<const Sum>(keys), matrix<const Sum>(values),
             bias.size(0) > 0 ? data<const Sum>(bias) : nullptr, static_cast<int>(heads), static_cast<int>(channels),
             static_cast<Sum>(scale),
             channels % 4 == 0 && is_aligned(queries) && is_aligned(keys) && is_aligned(values)};
-  }
-  ListedRows lists() const {
-    const Tensor& rows = given.rows;
-    return {data<const int64_t>(rows), data<const int64_t>(given.row_splits), given.row_splits ? 0 : rows.size(1),
-            rows.numel(), static_cast<int>(given.queries.size(0)), static_cast<int>(given.keys.size(0))};
   }
   // body(a number in the dtype of the sums, the lanes of a head)
   template <class Body>
@@ -125,7 +112,7 @@ Tensors<4> attend_backward(const BackwardArguments<AttentionArguments, 2>& argum
                                     by_atomics(d_values)},
         log_sums.numel());
     if (!of_references || !in_order) return;
-    const InvertedRows inverted(problem.device, problem.lists(), rows.numel(), keys.size(0), rows);
+    const InvertedRows inverted(problem.device, problem.lists, rows.numel(), keys.size(0), rows);
     problem.device.each(
         AttendReferenceGradient<Sum, kLanes>{view, matrix<const Sum>(grad), data<const Sum>(log_sums),
                                              data<const Sum>(means), data<const int>(inverted.start),
@@ -180,7 +167,7 @@ Tensors<5> attend_second_backward(const SecondBackwardArguments<AttentionArgumen
           query_heads);
     }
     if (made[2].numel() == 0 && made[3].numel() == 0) return;
-    const InvertedRows inverted(problem.device, problem.lists(), rows.numel(), keys.size(0), rows);
+    const InvertedRows inverted(problem.device, problem.lists, rows.numel(), keys.size(0), rows);
     problem.device.each(
         SecondAttendReferenceGradient<Sum, kLanes>{second, data<const int>(inverted.start),
                                                    data<const int>(inverted.pairs), filled(made[2]), filled(made[3])},

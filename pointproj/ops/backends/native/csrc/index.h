@@ -5,6 +5,7 @@
 #include "cell_list.h"
 #include "gradients.h"
 #include "hash_grid.h"
+#include "listed_rows.h"
 #include "torch.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
@@ -79,6 +80,21 @@ struct LargestRadius {
   double number;
   OptionalTensor on_device;
 };
+
+// Rows (Q, k), or (pairs,) with row_splits (Q + 1,), both int64 and on the device of `like`.
+inline ListedRows checked_lists(const Tensor& rows, const OptionalTensor& row_splits, int64_t references,
+                                const Tensor& like) {
+  const int64_t queries = row_splits ? row_splits->numel() - 1 : rows.size(0), k = row_splits ? 0 : rows.size(1);
+  if (row_splits) check_like("row_splits", *row_splits, {queries + 1}, ScalarType::Long, like);
+  const auto check_rows = [&](Shape shape) { check_like("rows", rows, shape, ScalarType::Long, like); };
+  row_splits ? check_rows({rows.numel()}) : check_rows({queries, k});
+  for (const int64_t size : {queries, references}) {
+    POINTPROJ_CHECK(size <= kLargestInt - 2, "there may be at most ", kLargestInt - 2,
+                    " queries and reference points; got ", size);
+  }
+  return {data<const int64_t>(rows), data<const int64_t>(row_splits), k, rows.numel(), static_cast<int>(queries),
+          static_cast<int>(references)};
+}
 
 // Which pairs contain each reference point, in the order of the pairs.
 struct InvertedRows {

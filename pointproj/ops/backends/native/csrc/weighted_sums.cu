@@ -1,10 +1,45 @@
 // Weighted sums over neighbour lists and their derivatives: which kernels run, one after another.
 #include "weighted_sums.h"
 
-#include "index.h"
+#include "sum_problems.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 namespace {
+
+// Of a kernel, as for pointproj.ops.backends.native.operators.list_weights.
+struct KernelWeightArguments {
+  Tensor distances, rows;
+  OptionalTensor row_splits;
+  int64_t references;
+  OptionalTensor reference_weights;
+  Tensor sigma;
+  std::string kernel, reduce;
+  double power, eps, support;
+  POINTPROJ_FIELDS(distances, rows, row_splits, references, reference_weights, sigma, kernel, reduce, power, eps, support)
+};
+
+// Weights in the shape of the rows.
+Tensors<1> kernel_weights(const KernelWeightArguments& given) {
+  const auto& [distances, rows, row_splits, references, own, sigma, kernel, reduce, power, eps, support] = given;
+  const ScalarType dtype = distances.scalar_type();
+  POINTPROJ_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Double,
+                  "distances must be float32 or float64; got ", dtype);
+  const ListedRows lists = checked_lists(rows, row_splits, references, distances);
+  check_like("distances", distances, rows.sizes(), dtype, distances);
+  check_like("sigma", sigma, {}, dtype, distances);
+  if (own) check_like("reference_weights", *own, {references}, dtype, distances);
+  const Tensor weights = empty(rows.sizes(), distances);
+  for_positions(distances, [&](auto zero) {
+    using Sum = decltype(zero);
+    const AnyWeighting<Sum> weighting{data<const Sum>(sigma), named<Kernel>("kernel", kKernelNames, kernel),
+                                      named<Reduce>("reduce", kReduceNames, reduce),
+                                      {Sum(0), Sum(power), Sum(eps), Sum(support)}};
+    Device(distances).each(
+        KernelWeights<Sum>{lists, weighting, data<const Sum>(distances), data<const Sum>(own), data<Sum>(weights)},
+        lists.queries);
+  });
+  return {weights};
+}
 
 struct WeightedSumArguments {
   Tensor features, weights, rows;
@@ -17,6 +52,7 @@ struct WeightedSumArguments {
 struct WeightedSums {
   const WeightedSumArguments& given;
   Device device;
+  ListedRows lists;
   int64_t queries, channels;
 
   explicit WeightedSums(const WeightedSumArguments& given) : given(given), device(given.features) {
@@ -25,25 +61,11 @@ struct WeightedSums {
     POINTPROJ_CHECK(features.dim() == 2 && (dtype == ScalarType::Float || dtype == ScalarType::Double),
                     "features must have shape (n, channels), in float32 or float64; got ", text(features.sizes()),
                     " in ", dtype);
-    queries = row_splits ? row_splits->numel() - 1 : rows.size(0);
+    lists = checked_lists(rows, row_splits, features.size(0), features);
+    queries = lists.queries;
     channels = features.size(1);
     check_like("features", features, features.sizes(), dtype, features);
     check_like("weights", weights, rows.sizes(), dtype, features);
-    if (row_splits) {
-      check_like("row_splits", *row_splits, {queries + 1}, ScalarType::Long, features);
-      check_like("rows", rows, {rows.numel()}, ScalarType::Long, features);
-    } else {
-      check_like("rows", rows, {queries, rows.size(1)}, ScalarType::Long, features);
-    }
-    for (const int64_t size : {queries, features.size(0)}) {
-      POINTPROJ_CHECK(size <= kLargestInt - 2, "there may be at most ", kLargestInt - 2,
-                      " queries and rows of features; got ", size);
-    }
-  }
-  ListedRows lists() const {
-    const auto& [features, weights, rows, row_splits, deterministic] = given;
-    return {data<const int64_t>(rows), data<const int64_t>(row_splits), row_splits ? 0 : rows.size(1), rows.numel(),
-            static_cast<int>(queries), static_cast<int>(features.size(0))};
   }
   int chunks() const { return kOnGpu ? static_cast<int>((channels + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1; }
 
@@ -53,7 +75,7 @@ struct WeightedSums {
     const Tensor sums = empty({queries, channels}, given.features);
     each([&](auto zero) {
       using Sum = decltype(zero);
-      device.each(PairSums<Sum, true>{lists(), nullptr, nullptr, nullptr,
+      device.each(PairSums<Sum, true>{lists, nullptr, nullptr, nullptr,
                                       {terms<Sum>(values, weights), terms<Sum>(other_values, other_weights)},
                                       matrix<Sum>(sums), chunks()},
                   queries * chunks());
@@ -65,12 +87,12 @@ struct WeightedSums {
     const auto& [features, own_weights, rows, row_splits, deterministic] = given;
     const Tensor sums = empty(features.sizes(), features);
     if (kOnGpu && !deterministic) return by_atomics(values, weights, sums);
-    const InvertedRows inverted(device, lists(), rows.numel(), features.size(0), rows);
+    const InvertedRows inverted(device, lists, rows.numel(), features.size(0), rows);
     const Tensor of_pairs = empty_ints({row_splits ? rows.numel() : 0}, rows);
-    if (row_splits) device.each(QueriesOfPairs{lists(), data<int>(of_pairs)}, queries);
+    if (row_splits) device.each(QueriesOfPairs{lists, data<int>(of_pairs)}, queries);
     each([&](auto zero) {
       using Sum = decltype(zero);
-      device.each(PairSums<Sum, false>{lists(), data<const int>(inverted.start), data<const int>(inverted.pairs),
+      device.each(PairSums<Sum, false>{lists, data<const int>(inverted.start), data<const int>(inverted.pairs),
                                        row_splits ? data<const int>(of_pairs) : nullptr,
                                        {terms<Sum>(values, weights), {{nullptr, 0}, nullptr}},
                                        matrix<Sum>(sums), chunks()},
@@ -85,7 +107,7 @@ struct WeightedSums {
     if (given.features.size(0) == 0) return products;
     each([&](auto zero) {
       using Sum = decltype(zero);
-      device.each(PairProducts<Sum>{lists(), matrix<const Sum>(of_query), matrix<const Sum>(of_reference),
+      device.each(PairProducts<Sum>{lists, matrix<const Sum>(of_query), matrix<const Sum>(of_reference),
                                     data<Sum>(products)},
                   queries);
     });
@@ -99,7 +121,7 @@ struct WeightedSums {
     if (sums.numel() == 0 || weights.numel() == 0) return sums;
     each([&](auto zero) {
       using Sum = decltype(zero);
-      if constexpr (kOnGpu) device.each(AddPairs<Sum>{lists(), terms<Sum>(values, weights), matrix<Sum>(sums)}, queries);
+      if constexpr (kOnGpu) device.each(AddPairs<Sum>{lists, terms<Sum>(values, weights), matrix<Sum>(sums)}, queries);
     });
     return sums;
   }
@@ -154,7 +176,8 @@ Tensors<3> weighted_sums_second_backward(const SecondBackwardArguments<WeightedS
           like(needs[2], by_features.numel() == 0, given.weights, [&] { return sums.of_pairs(grad, by_features); })};
 }
 
-const Operators registered(__FILE__, {operator_of<weighted_sums>("native_weighted_sums"),
+const Operators registered(__FILE__, {operator_of<kernel_weights>("native_list_weights"),
+                                      operator_of<weighted_sums>("native_weighted_sums"),
                                       operator_of<weighted_sums_backward>("native_weighted_sums_backward"),
                                       operator_of<weighted_sums_second_backward>("native_weighted_sums_second_backward")});
 

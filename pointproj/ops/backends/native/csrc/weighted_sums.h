@@ -1,5 +1,5 @@
-// Sums over the pairs of neighbour lists, one given weight a pair; pointproj/ops/backends/torch/weighted_sums.py has the
-// formulas. All of their derivatives are sums of these two kinds.
+// Weights of the pairs of neighbour lists, and sums over the pairs, one given weight each;
+// pointproj/ops/backends/torch/weighted_sums.py has the formulas. All of the sums' derivatives are sums of these two kinds.
 #pragma once
 
 #include "gradients.h"
@@ -20,6 +20,43 @@ struct QueriesOfPairs {
     const int64_t end = lists.first_pair(query + 1);
     for (int64_t pair = lists.first_pair(query) + lanes.lane(); pair < end; pair += Lanes::width) queries[pair] = query;
   }
+};
+
+// Weights of a kernel, 0 where there is no neighbour; those of a mean have the sum 1 in each list, or 0. What is behind
+// the last list is not written.
+template <class Sum>
+struct KernelWeights {
+  using Number = Sum;
+  static constexpr int kLanes = kSumLanes;
+
+  ListedRows lists;
+  AnyWeighting<Sum> weighting;
+  const Sum *distances, *own;  // (pairs,); weights of the reference points (N,), or null
+  Sum* weights;                // (pairs,)
+
+  template <class Lanes>
+  POINTPROJ_FN void operator()(Lanes& lanes, int query) const {
+    const auto kernel = weighting.at_sigma();
+    const int64_t begin = lists.first_pair(query) + lanes.lane();
+    const int64_t end = lanes.has_item ? lists.first_pair(query + 1) : begin;  // a list is written by one group only
+    Sum nearest = kInfinity<Sum>, total = 0;
+    for (int64_t pair = begin; kernel.divides() && pair < end; pair += Lanes::width) {
+      if (own_weight(lists(pair)) != Sum(0)) nearest = lesser(nearest, distances[pair]);
+    }
+    nearest = lanes.minimum(nearest);
+    const Sum base = kernel.base(nearest < kInfinity<Sum> ? nearest : Sum(0));
+    for (int64_t pair = begin; pair < end; pair += Lanes::width) {
+      const int row = lists(pair);  // where that is none, the distance may be anything
+      const Sum weight = row >= 0 ? own_weight(row) * kernel.weight(distances[pair], base) : Sum(0);
+      weights[pair] = weight;
+      total += weight;
+    }
+    total = lanes.sum(total);
+    if (!kernel.divides()) return;
+    const Sum factor = total != Sum(0) ? Sum(1) / total : Sum(0);
+    for (int64_t pair = begin; pair < end; pair += Lanes::width) weights[pair] *= factor;
+  }
+  POINTPROJ_FN Sum own_weight(int row) const { return row < 0 ? Sum(0) : own ? own[row] : Sum(1); }
 };
 
 // Rows of one side of the pairs, and their weights; null where there are none.
