@@ -156,4 +156,79 @@ struct BuildHashGrids {
   }
 };
 
+// Visits all points of a cloud within the radius, and some that are farther; none unless `searches`. False if it was
+// given up, since these are more than the budget.
+template <class Real, class Lanes, class Visitor>
+POINTPROJ_FN bool visit_ball(
+    const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
+    Visitor& visitor, int budget = kNoRow) {
+  const HashTable table = grid.table_of(cloud);
+  const Real width = *grid.width, per_unit = Real(1) / width;
+  const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
+  const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius) + kLeastDistance<Real>;
+  // Finite, so that differences from it are too: no neighbour is so far away that the square overflows.
+  const Real limit = lesser((radius + slack) * (radius + slack), kLargest<Real>);
+  int first[3], size[3];
+  bool wraps = false;  // the ball extends around the table: no row can be left out by its distance
+  POINTPROJ_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    first[axis] = grid.cell_along(q[axis] - radius - slack, per_unit);
+    size[axis] = grid.cell_along(q[axis] + radius + slack, per_unit) - first[axis] + 1;
+    if (size[axis] >= table.size(axis)) {
+      size[axis] = table.size(axis);
+      wraps = true;
+    }
+  }
+  // Distance along an axis to a cell, never too large.
+  const Real half_width = width / 2;
+  const auto middle = [&](Real x) {
+    return lesser(greater(x, Real(-kFarthest) * width), Real(kFarthest) * width) - half_width;
+  };
+  const Real middle_y = middle(q[1]), middle_z = middle(q[2]), beside = half_width + slack;
+  const auto gap = [&](Real middle, int cell) {
+    return greater(Real(fabs(Real(cell) * width - middle)) - beside, Real(0));
+  };
+  const int along = table.size(0);
+  const int begin_x = table.along(first[0]);
+  const int split = begin_x + size[0] > along ? 1 : 0;  // whether rows wrap, and come in two parts
+  const int parts = size[1] << split, rows = searches ? parts * size[2] : 0;
+  int part = lanes.lane(), row_z = 0;
+  for (int begin_row = 0; lanes.any(begin_row < rows); begin_row += Lanes::width) {
+    while (part >= parts) {
+      part -= parts;
+      row_z += 1;
+    }
+    int begin = 0, count = 0;
+    if (searches && row_z < size[2]) {
+      const int y = first[1] + (part >> split), z = first[2] + row_z;
+      const Real across_y = gap(middle_y, y), across_z = gap(middle_z, z);
+      const Real across = across_y * across_y + across_z * across_z;
+      int x0 = begin_x, x1 = begin_x + size[0];
+      if (!wraps) {  // only the part of the row inside the ball
+        const Real half = quick_sqrt(greater(limit - across, Real(0))) + slack;
+        x0 += greater(grid.cell_along(q[0] - half, per_unit) - first[0], 0);
+        x1 = lesser(x1, begin_x + grid.cell_along(q[0] + half, per_unit) - first[0] + 1);
+      }
+      if ((part & split) == 0) {
+        x1 = lesser(x1, along);
+      } else {
+        x0 = greater(x0 - along, 0);
+        x1 -= along;
+      }
+      if ((wraps || across <= limit) && x0 < x1) {
+        const int slot = table.row(y, z);
+        begin = grid.start[slot + x0];
+        count = grid.start[slot + x1] - begin;
+      }
+    }
+    part += Lanes::width;
+    if (budget != kNoRow) {
+      budget -= lanes.sum(lesser(count, budget + 1));
+      if (budget < 0) return false;
+    }
+    lanes.visit(grid.points, q, begin, count, visitor);
+  }
+  return true;
+}
+
 }  // namespace pointproj::POINTPROJ_DEVICE

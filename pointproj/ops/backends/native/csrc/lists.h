@@ -5,6 +5,7 @@
 // wanted, these are searched for in the cell list instead, shell by shell.
 #pragma once
 
+#include "hash_grid.h"
 #include "search.h"
 
 namespace pointproj::POINTPROJ_DEVICE {

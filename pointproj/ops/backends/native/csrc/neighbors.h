@@ -11,8 +11,8 @@
 //   chunks                                      passes in which all channels are added up
 #pragma once
 
+#include "hash_grid.h"
 #include "queue.h"
-#include "traversal.h"
 #include "weights.h"
 
 namespace pointproj::POINTPROJ_DEVICE {

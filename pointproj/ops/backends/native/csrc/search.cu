@@ -18,7 +18,8 @@ void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, 
     device.each(SearchEach<Search, ShortList, true>{search}, queries);
     // Many queries may be postponed: single threads begin with them, and warps take those that need a thread too long.
     const int threads = lesser(queries, kPostponedThreads);
-    device.each(SearchPostponed<InFull, ShortList>{with_levels<Levels::kBoth>(search, search.postponed), again}, threads);
+    const InFull postponed = with_levels<Levels::kBoth>(search, search.postponed);
+    device.each(SearchPostponed<InFull, ShortList>{postponed, again}, threads);
   } else {
     with_list<Real>(k, queries, [&](auto list) {
       device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
