@@ -18,6 +18,7 @@ from pointproj.ops.backends.triton import pairs
 from pointproj.ops.backends.triton.edge_mlp import edge_mlp as one_activation
 from pointproj.ops.backends.triton.pairs import (
     COPIES,
+    NUMBER_OF,
     OF_LAYER,
     activated,
     add_layer_of_places,
@@ -27,7 +28,6 @@ from pointproj.ops.backends.triton.pairs import (
     largest_of,
     lists_of,
     moved_by,
-    number_of,
     per_pair,
     places_of_pairs,
     rows_of_places,
@@ -42,7 +42,7 @@ from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-MOST_WEIGHTS = 2**14  # of a layer behind the first product: all are in shared memory
+MOST_PRODUCTS, MOST_CHANNELS = 2, 128  # more take longer than chunks of torch, as an H200 says
 ROWS = ("reference_points", "hidden", "query_points", "of_queries", "weights", "factors")
 CHAIN = plain.LAYERS[1:]
 
@@ -55,13 +55,14 @@ def edge_mlp(*args: Any) -> Tensor:
 
 
 def _is_served(inputs: dict[str, Any]) -> bool:
-    """Whether there are products for pairs, and none too wide."""
+    """Whether there are a few products for pairs, and none too wide."""
     counts = [len(inputs[weight]) for weight, _ in CHAIN if inputs[weight].numel()]
-    if not counts or inputs["query_points"].shape[1] > 3:
+    if not 0 < len(counts) <= MOST_PRODUCTS or max(counts) > MOST_CHANNELS:
         return False
     widths = [pairs.width_of(count) for count in counts]
     sizes = [inner * outer for inner, outer in itertools.pairwise(widths)]
-    return max([0, *sizes]) <= MOST_WEIGHTS and pairs.fits(inputs["weight_2"], max(widths), sum(sizes))
+    fits = pairs.fits(inputs["weight_2"], max(widths), sum(sizes))
+    return fits and inputs["query_points"].shape[1] <= 3
 
 
 def _prepared(inputs: dict[str, Any], backward: bool) -> tuple:
@@ -80,7 +81,7 @@ def _prepared(inputs: dict[str, Any], backward: bool) -> tuple:
         "FACTORS": inputs["factors"].numel() > 0,
         "PLACES": inputs["bias_1"].numel() > 0,
         "DISTANCE": inputs["with_distance"],
-        "ACTIVATION": number_of(inputs["activation"], places.dtype),
+        "ACTIVATION": NUMBER_OF[inputs["activation"]],
         "SLOPE": inputs["slope"],
         "ENDS": inputs["active_at_end"],
         "LARGEST": inputs["largest"],

@@ -18,11 +18,11 @@ from pointproj.ops.backends.triton.arithmetic import load_points, rounded_root
 from pointproj.ops.backends.triton.pairs import (
     COPIES,
     IDENTITY,
+    NUMBER_OF,
     OF_LAYER,
     activated,
     in_space,
     lists_of,
-    number_of,
     rows_of_places,
     weight_of_places,
 )
@@ -142,7 +142,7 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
         OF_QUERIES=inputs["of_queries"].numel() > 0,
         WEIGHTED=inputs["weights"].numel() > 0,
         PLACES=inputs["bias_1"].numel() > 0, DISTANCE=inputs["with_distance"],
-        ACTIVATION=number_of(inputs["activation"], layer.dtype) if inputs["active_at_end"] else IDENTITY,
+        ACTIVATION=NUMBER_OF[inputs["activation"]] if inputs["active_at_end"] else IDENTITY,
         SLOPE=inputs["slope"], BLOCK=block, **options,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pointproj.ops.backends.triton.arithmetic import load_points, power, rounded_root
+from pointproj.ops.backends.triton.arithmetic import load_points, rounded_root
 from pointproj.ops.bridge.triton_op import cdiv
 from pointproj.ops.specification.activations import ACTIVATIONS
 from pointproj.ops.specification.clouds import queries_of
@@ -33,7 +33,7 @@ STEPS = (16, 8, 4)
 MOST_CHANNELS = 256
 NARROW = 64
 CHUNK_BYTES = 2**26
-QUICK_GELU = True  # of fp32
+NUMBER_OF = {name: number for number, name in enumerate(ACTIVATIONS)}
 IDENTITY = len(ACTIVATIONS)
 COPIES = tl.constexpr(64)  # of a layer's gradients: programs that add to the same one wait for each other
 OF_LAYER = tl.constexpr(5)  # rows of the layer of places: three coordinates, the distance, the bias
@@ -134,20 +134,9 @@ def weight_of_places(rows: Tensor, inputs: dict[str, Any]) -> Tensor:
     return torch.cat([rows[:dims], rows[3 : 3 + distances]]).t()
 
 
-def number_of(activation: str, dtype: torch.dtype) -> int:
-    """An activation as :func:`activated` takes it."""
-    if activation == "gelu" and dtype == torch.float32 and QUICK_GELU:
-        return IDENTITY + 1
-    return list(ACTIVATIONS).index(activation)
-
-
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr):
-    """The activation and its derivative, in the order of ``ACTIVATIONS``, then the identity.
-
-    The last one is GELU by formula 7.1.26 of Abramowitz and Stegun, Handbook of mathematical functions, 1964,
-    whose error function is wrong by 1.5e-7 at most. Its exponential is that of the derivative.
-    """
+    """The activation and its derivative, in the order of ``ACTIVATIONS``, then the identity."""
     zero = tl.zeros_like(x)
     if ACTIVATION == 0:
         part = 0.5 + 0.5 * tl.math.erf(x * 0.7071067811865476)
@@ -170,15 +159,8 @@ def activated(x, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr):
     elif ACTIVATION == 5:
         value = 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
         slope = 1.0 - value * value
-    elif ACTIVATION == 6:
-        value, slope = x, zero + 1.0
     else:
-        t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))  # 0.3275911 / sqrt(2)
-        density = power(x * x * -0.7213475204444817)  # exp(-x * x / 2)
-        part = 0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429)))
-        part *= 0.5 * t * density
-        part = tl.where(x < 0, part, 1.0 - part)
-        value, slope = x * part, part + x * density * 0.3989422804014327
+        value, slope = x, zero + 1.0
     return value, slope
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 
 from pointproj.ops.backends.torch import vector_attention as plain
 from pointproj.ops.backends.triton import pairs
-from pointproj.ops.backends.triton.pairs import COPIES, IDENTITY, OF_LAYER, number_of
+from pointproj.ops.backends.triton.pairs import COPIES, IDENTITY, NUMBER_OF, OF_LAYER
 from pointproj.ops.backends.triton.vector_kernels import attend_gradient_kernel, attend_kernel
 from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels
@@ -112,9 +112,7 @@ def _constants(inputs: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
     }
     for part in plain.NETWORKS:
         is_active = inputs[f"{part}_weight_2"].numel() or inputs[f"{part}_at_end"]
-        made[f"{part.upper()}_ACT"] = (
-            number_of(inputs[f"{part}_activation"], inputs["keys"].dtype) if is_active else IDENTITY
-        )
+        made[f"{part.upper()}_ACT"] = NUMBER_OF[inputs[f"{part}_activation"]] if is_active else IDENTITY
         made[f"{part.upper()}_SLOPE"] = inputs[f"{part}_slope"]
     return made
 
