@@ -42,15 +42,32 @@ def knn_edges(
     cosine: bool = False,
     skip_self: bool = False,
 ) -> Edges:
-    """Row 0: queries ``y``; row 1: for each the k nearest of ``x``, nearest first, ties by the lower index.
+    """Row 0: queries ``y``; row 1: for each the k nearest of ``x``, as :func:`knn_rows` has them.
 
-    In a cloud with fewer than k points all are neighbours. ``cosine`` takes the nearest by the angle between
-    the vectors; a vector of length 0 has no neighbours. ``skip_self`` leaves out the row of the query's
-    number.
+    ``cosine`` takes the nearest by the angle between the vectors; a vector of length 0 has no neighbours.
+    ``skip_self`` leaves out the row of the query's number.
+    """
+    rows = knn_rows(x, y, k, ptr_x, ptr_y, cosine=cosine, skip_self=skip_self)
+    return _listed(rows, rows >= 0)
+
+
+def knn_rows(
+    x: Points,
+    y: Points,
+    k: int,
+    ptr_x: Int[Tensor, " clouds+1"] | None = None,
+    ptr_y: Int[Tensor, " clouds+1"] | None = None,
+    *,
+    cosine: bool = False,
+    skip_self: bool = False,
+) -> Int[Tensor, "queries k"]:
+    """For each of the queries ``y`` the k nearest of ``x``, nearest first, ties by the lower index.
+
+    In a cloud with fewer than k points all are neighbours, and -1 fills the row.
     """
     check_size("the number of neighbours k", k, least=1)
     if x.numel() == 0 or y.numel() == 0:
-        return torch.empty(2, 0, dtype=torch.int64, device=x.device)
+        return torch.empty(len(y), 0, dtype=torch.int64, device=x.device)
     reference_points, query_points = _points(x, y)
     if cosine:  # the chord between unit vectors grows with the angle
         # 0 / 0 is NaN, which is nobody's neighbour.
@@ -59,8 +76,7 @@ def knn_edges(
         )
     offsets = {"query_offsets": ptr_y, "reference_offsets": ptr_x}
     rows = nearest(query_points, reference_points, min(k + skip_self, len(x)), **offsets)[1]
-    rows = rows.gather(1, others(rows)) if skip_self else rows
-    return _listed(rows, rows >= 0)
+    return rows.gather(1, others(rows)) if skip_self else rows
 
 
 def radius_edges(

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
-from pointproj.compat.edges import boundaries, knn_edges
+from pointproj.compat.edges import boundaries, knn_rows
 from pointproj.compat.replacement import CannotReplace, Replacement, replace_layers
 from pointproj.ops.edge_mlp import edge_mlp
 from pointproj.ops.layers import SLOPE, Activation, Network, activation_of, checked_layers, with_bias
@@ -124,9 +124,7 @@ class DynamicEdgeConv(EdgeConv):
             raise ValueError("Static graphs not supported in DynamicEdgeConv")
         batches = batch if isinstance(batch, tuple) else (batch, batch)
         offsets = boundaries(*x, *batches, None)
-        queries, rows = knn_edges(*x, self.k, *offsets)
-        edges = torch.stack([rows, queries] if self.sources_first else [queries, rows])
-        return self._aggregated(x, self.listed(edges, len(x[1])))
+        return self._aggregated(x, neighbors_of(knn_rows(*x, self.k, *offsets)))
 
 
 class PointNetConv(_Convolution):
@@ -201,8 +199,12 @@ def padded(lists: NeighborList) -> Neighbors | NeighborList:
     if len(slots) * len(counts) > 2 * len(lists.indices):
         return lists
     at = (lists.row_splits[:-1, None] + slots).clamp(max=len(lists.indices) - 1)
-    rows = torch.where(slots < counts[:, None], lists.indices[at], NONE)
-    return Neighbors(rows, lists.distances.new_zeros(()).expand(rows.shape))
+    return neighbors_of(torch.where(slots < counts[:, None], lists.indices[at], NONE))
+
+
+def neighbors_of(rows: Int[Tensor, "queries k"]) -> Neighbors:
+    """Rows of neighbours as lists whose distances nobody reads."""
+    return Neighbors(rows, rows.new_zeros((), dtype=torch.float32).expand(rows.shape))
 
 
 PLAIN = Activation("relu", SLOPE, False)  # of a single layer
