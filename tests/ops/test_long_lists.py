@@ -9,7 +9,7 @@ from pointproj.ops.registry import Backend, functions_of, load
 from pointproj.ops.specification import reference
 from pointproj.ops.specification.clouds import Clouds
 
-COUNTS = (1, 16, 17, 31, 32, 33, 64, 65, 128, 129, 200)  # they are kept in different ways
+COUNTS = (1, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 257)  # they are kept in different ways
 
 
 @pytest.fixture(params=["native", "warp"])
@@ -42,12 +42,12 @@ def test_long_lists_and_many_of_the_nearest(kind: str, device: str, backend: Bac
         tables = backend.build_index(points, None, 1, radius)
         clouds = Clouds(queries, None, points, None, 1)
         within, all_within = reference.radius_search(queries, points, radius, max(COUNTS))
-        nearest = reference.knn_search(queries, points, 129)
+        nearest = reference.knn_search(queries, points, max(COUNTS))
         for k in COUNTS:
             distances, rows, counts = backend.radius_search(clouds, tables, radius, k)
             assert torch.equal(counts, all_within.clamp(max=k + 1))
             found = [(distances, rows, within)]
-            if 16 <= k <= 129:
+            if k >= 16:
                 found.append((*backend.nearest(clouds, None, k, torch.int64), nearest))
             for distances, rows, expected in found:
                 assert torch.equal(rows, expected[:, :k]), k
@@ -85,17 +85,19 @@ def test_radii_of_any_size(radius: float, device: str, backend: Backend):
 
 @pytest.mark.gpu
 def test_many_queries(backend: Backend):
-    """Of so many each may have a thread, and of fewer several."""
-    points = _points("fp64")[:100].float().cuda()
-    queries = torch.rand(2**17 + 1, 3, device="cuda")
-    clouds = Clouds(queries, None, points, None, 1)
-    expected, all_within = reference.radius_search(queries, points, 0.4, 50)
-    nearest = reference.knn_search(queries, points, 50)
-    for k in (5, 12, 20, 50):
-        _, rows, counts = backend.radius_search(clouds, None, 0.4, k)
-        assert torch.equal(rows, expected[:, :k])
-        assert torch.equal(counts, all_within.clamp(max=k + 1))
-        assert torch.equal(backend.nearest(clouds, None, k, torch.int64)[1], nearest[:, :k])
+    """Of so many each may have a thread, and of fewer several; half of them are in dense cells."""
+    points = clustered(3000)(torch.Generator().manual_seed(0)).float().cuda()
+    for size in (2**14 + 1, 2**17 + 1):
+        queries = torch.rand(size, 3, device="cuda")
+        queries[::2] = points[torch.arange(size // 2 + 1, device="cuda") % 3000] + 1e-3
+        clouds, some = Clouds(queries, None, points, None, 1), slice(None, None, 37)
+        expected, all_within = reference.radius_search(queries[some], points, 0.4, 50)
+        nearest = reference.knn_search(queries[some], points, 50)
+        for k in (5, 12, 20, 50):
+            _, rows, counts = backend.radius_search(clouds, None, 0.4, k)
+            assert torch.equal(rows[some], expected[:, :k])
+            assert torch.equal(counts[some], all_within.clamp(max=k + 1))
+            assert torch.equal(backend.nearest(clouds, None, k, torch.int64)[1][some], nearest[:, :k])
 
 
 @pytest.mark.gpu

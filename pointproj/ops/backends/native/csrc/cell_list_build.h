@@ -58,7 +58,7 @@ struct BuildCellList {
   int* extent;        // (dense cells, 6)
   int* dense_cells;   // (dense cells,)
   int* dense_count;   // ()
-  const int* needed;  // (), or null: nothing is built where it holds 0
+  Build build;
 
   static int parts_of(int64_t rows, int64_t clouds) {
     const int64_t few = lesser<int64_t>(rows / clouds / kLeastPart, kFewParts);
@@ -74,7 +74,8 @@ struct BuildCellList {
 
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
-    if (needed && *needed == 0) return;
+    if (build.needed && *build.needed == 0) return;
+    build.clear(machine);
     clear(machine);
     bound_parts(machine);
     machine.barrier();

@@ -92,6 +92,7 @@ struct BuildHashGrids {
   int count;            // of the sides
   Real radius;          // the largest of the searches
   const Real* largest;  // the same, where only the device knows it; or null
+  Build build;
   CountingSort sort;
 
   // Results are right for every width, so long as it and its inverse are finite. A NaN becomes the narrowest.
@@ -115,6 +116,7 @@ struct BuildHashGrids {
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
     const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
+    build.clear(machine);
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
     int cells[2] = {sides[0].cells, sides[count - 1].cells};
     if (cells[0] == 0) {
@@ -162,6 +164,7 @@ template <class Real, class Lanes, class Visitor>
 POINTPROJ_FN bool visit_ball(
     const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
     Visitor& visitor, int budget = kNoRow) {
+  const bool is_limited = budget != kNoRow;
   const HashTable table = grid.table_of(cloud);
   const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
@@ -222,11 +225,11 @@ POINTPROJ_FN bool visit_ball(
       }
     }
     part += Lanes::width;
-    if (budget != kNoRow) {
-      budget -= lanes.sum(lesser(count, budget + 1));
+    const int visited = lanes.visit(grid.points, q, begin, count, visitor, budget);
+    if (is_limited) {
+      budget -= visited;
       if (budget < 0) return false;
     }
-    lanes.visit(grid.points, q, begin, count, visitor);
   }
   return true;
 }

@@ -94,7 +94,7 @@ const Operators sizes(__FILE__, {operator_of<table_words>("native_table_words")}
 
 }  // namespace
 
-Tensor make_cell_list(const PointSet& set, const Device& device, const int* needed) {
+Tensor make_cell_list(const PointSet& set, const Device& device, const Build& build) {
   const auto& [points, batch] = set;
   const CellListSizes sizes = sizes_of(set).cells();
   const int64_t slots = sizes.subcells() + 1, dense = sizes.dense_cells();
@@ -112,14 +112,14 @@ Tensor make_cell_list(const PointSet& set, const Device& device, const int* need
     clear_rest(cells.points, batch.rows, data<int>(table) + table.numel());
     device.build(BuildCellList<Real>{data<const Real>(points), batch, sizes, cells, buffers.view(),
                                      reinterpret_cast<Box<Real>*>(data<Real>(boxes)), parts, take(slots),
-                                     take(sizes.cells()), take(6 * dense), take(dense), take(1), needed},
+                                     take(sizes.cells()), take(6 * dense), take(dense), take(1), build},
                  slots);
   });
   return table;
 }
 
 Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, const LargestRadius& radius,
-                       bool deterministic) {
+                       bool deterministic, const Build& build) {
   const Tensor& like = sets[0].points;
   int64_t words = 0, slots = 0, rows = 0;
   for (const PointSet& set : sets) {
@@ -144,6 +144,7 @@ Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, 
     }
     task.radius = static_cast<Real>(radius.number);
     task.largest = data<const Real>(radius.on_device);
+    task.build = build;
     task.sort = buffers.view();
     device.build(task, slots);
     if (!kOnGpu || !deterministic) return;

@@ -112,12 +112,11 @@ struct InvertedRows {
   }
 };
 
-// On a GPU, the table is left as it is where `*needed` is 0.
-Tensor make_cell_list(const PointSet& set, const Device& device, const int* needed = nullptr);
+Tensor make_cell_list(const PointSet& set, const Device& device, const Build& build = {});
 // Grids of one set of points, or of two in one launch, one table behind the other. On a CPU, and if `deterministic`,
 // points of a cell are in the order of their rows; else in the order in which a GPU's threads come.
 Tensor make_hash_grids(const std::vector<PointSet>& sets, const Device& device, const LargestRadius& radius,
-                       bool deterministic);
+                       bool deterministic, const Build& build = {});
 
 // Writes rows of the k nearest (Q, k), and their distances if there is a tensor for them.
 void search(const PointSets& sets, const OptionalTensor& cell_list, const Tensor& rows,

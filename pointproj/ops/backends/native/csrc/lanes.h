@@ -1,7 +1,8 @@
 // One thread for each point: on a CPU always, on a GPU where there are many points.
 //
 // visit() shows a visitor the points of a run: process(lanes, at, point, squared distance, exists) with one point in
-// each lane, and flush(lanes) after at most kMostAtOnce points. Points farther than limit() may be left out.
+// each lane, and flush(lanes) after at most kMostAtOnce points. Points farther than limit() may be left out. One thread
+// and a whole warp return how many points they have, and visit none of more than `most`.
 #pragma once
 
 #include "queue.h"
@@ -38,8 +39,10 @@ struct OneLane {
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
 
   template <class Real, class Visitor>
-  POINTPROJ_FN void visit(
-      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) const {
+  POINTPROJ_FN int visit(
+      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor,
+      int most = kNoRow) const {
+    if (count > most) return count;
     const int end = begin + count;
     Point<Real> next;
     if (begin < end) next = points.load(begin);
@@ -49,6 +52,7 @@ struct OneLane {
       const Real squared = squared_distance<Real>(q, point.position);
       if (squared <= visitor.limit()) visitor.process(*this, at, point, squared, true);
     }
+    return count;
   }
 #else
   void limit_budget() const {}
@@ -57,7 +61,9 @@ struct OneLane {
 
   // Distances of several candidates at a time; most of the time few of them are near enough.
   template <class Real, class Visitor>
-  void visit(const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) {
+  int visit(const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor,
+            int most = kNoRow) {
+    if (count > most) return count;
     for (int first = 0; first < count; first += kReadAhead) {
       const Real* x = points.data + begin + first;
       const Real* y = x + points.stride;
@@ -83,6 +89,7 @@ struct OneLane {
       }
       visitor.flush(*this);
     }
+    return count;
   }
 
   alignas(16) double storage[2 * kQueueLength];

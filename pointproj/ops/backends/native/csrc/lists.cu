@@ -22,9 +22,10 @@ struct Balls {
   double radius;
   const OptionalTensor& radii;
   OptionalTensor query_grid, reference_grid;
+  OptionalTensor postponed;  // (2 Q + 2,): queries that a kernel leaves to the next, of two; the counts of both
 
   // Points that search among themselves need one grid. Results do not depend on the order of points in a cell.
-  explicit Balls(const BallArguments& given)
+  explicit Balls(const BallArguments& given, bool postpones = false)
       : sets(given.points), radius(given.radius), radii(given.radii), reference_grid(given.reference_grid) {
     const auto& [queries, references, device] = sets;
     if (radii) {
@@ -36,14 +37,17 @@ struct Balls {
     const bool is_given = reference_grid.has_value();
     if (is_given) reference_grid = checked_table("reference_grid", *reference_grid, words, references.points);
     if (queries.batch.rows == 0) return;
+    if (postpones) postponed = empty_ints({2 * int64_t(queries.batch.rows) + 2}, queries.points);
+    const Build build{postpones ? data<int>(*postponed) + 2 * int64_t(queries.batch.rows) : nullptr};
     const LargestRadius largest = {radius, radii ? OptionalTensor(torch::stable::amax(*radii, 0)) : std::nullopt};
     if (sets.itself()) {
-      if (!is_given) reference_grid = make_hash_grids({references}, device, largest, false);
+      if (!is_given) reference_grid = make_hash_grids({references}, device, largest, false, build);
+      if (is_given && postpones) device.clear(build.cleared, 2 * sizeof(int));
       query_grid = reference_grid;
     } else if (is_given) {
-      query_grid = make_hash_grids({queries}, device, largest, false);
+      query_grid = make_hash_grids({queries}, device, largest, false, build);
     } else {
-      query_grid = make_hash_grids({queries, references}, device, largest, false);
+      query_grid = make_hash_grids({queries, references}, device, largest, false, build);
     }
   }
   template <class Real>
@@ -74,7 +78,7 @@ void search_postponed(const PointSets& sets, const OptionalTensor& given, const 
   const auto& [queries, references, device] = sets;
   const int count = kOnGpu ? queries.batch.rows : *balls.postponed.count;
   if (count == 0) return;
-  const Tensor table = given ? *given : make_cell_list(references, device, balls.postponed.count);
+  const Tensor table = given ? *given : make_cell_list(references, device, {nullptr, balls.postponed.count});
   const int k = balls.nearest.k;
   using InFull = Knn<Real, Levels::kBoth, true>;
   const InFull search{data<const Real>(queries.points), queries.batch,
@@ -105,7 +109,7 @@ Tensors<3> radius_search(const NearestArguments& given) {
   const int64_t k = given.most;
   POINTPROJ_CHECK(k >= 1 && k <= kLargestInt, "k must be positive; got ", k);
   const BallArguments within{given.points, given.reference_grid, given.radius, given.radii, k};
-  const Balls balls(within);
+  const Balls balls(within, true);
   const PointSet& references = balls.sets.references;
   const OptionalTensor cell_list =
       given.cell_list ? OptionalTensor(checked_table("cell_list", *given.cell_list,
@@ -118,11 +122,8 @@ Tensors<3> radius_search(const NearestArguments& given) {
   const Tensor rows = empty_longs({queries, k}, query_points), counts = empty_longs({queries}, query_points);
   if (queries == 0) return {distances, rows, counts};
   const Tensor heap_rows = empty_ints({in_memory ? queries : 0, k}, query_points);
-  // Queries that the balls postpone, then those that the first search of the cell list does; then the count of each.
-  const Tensor postponed = empty_ints({2 * queries + 2}, query_points);
-  int* const first = data<int>(postponed);
+  int* const first = data<int>(*balls.postponed);
   const Device& device = balls.sets.device;
-  device.clear(first + 2 * queries, 2 * sizeof(int));
   for_positions(query_points, [&](auto real) {
     using Real = decltype(real);
     const RadiusSearch<Real> search{
@@ -134,7 +135,9 @@ Tensors<3> radius_search(const NearestArguments& given) {
       device.each(SearchEach<RadiusSearch<Real>, Heap<Real>>{search}, queries);
     } else {
       with_list<Real>(k, queries, [&](auto list) {
-        device.each(SearchEach<RadiusSearch<Real>, typename decltype(list)::type>{search}, queries);
+        using List = typename decltype(list)::type;
+        // One block more than for kNN, since a ball needs fewer registers: lists of 32 139 us, 147 without it.
+        device.each(SearchEach<RadiusSearch<Real>, List, List::kAtOnce + List::kAtOnce / 4>{search}, queries);
       });
     }
     search_postponed(balls.sets, cell_list, search, {first + queries, first + 2 * queries + 1});

@@ -69,7 +69,8 @@ struct RadiusSearch {
   template <class List, class Lanes>
   POINTPROJ_FN void search(Lanes& lanes, int item) const {
     const Point<Real> query = queries.points.load(item);
-    List list = heaps.template make<List>(query.row, nearest.k, kInfinity<Real>);
+    using Inserted = std::conditional_t<List::kLanes == 32, Gathered<List>, List>;
+    Inserted list = heaps.template make<Inserted>(query.row, nearest.k, kInfinity<Real>);
     const int budget = kCandidates + kCandidatesOfEach * lesser(nearest.k, kMostCandidates / kCandidatesOfEach);
     const int found = queries.each_within(
         lanes, query,

@@ -12,6 +12,17 @@ struct Slot {
   bool needs_rank;  // else the row has a rank in this slot
 };
 
+// What the build of an index has to do with the search that asks for it.
+struct Build {
+  int* cleared;       // (2,), or null: the counts of postponed queries
+  const int* needed;  // (), or null: nothing is built where it holds 0
+
+  template <class Machine>
+  POINTPROJ_FN void clear(Machine& machine) const {
+    if (cleared) machine.each(2, [&](int i) { cleared[i] = 0; });
+  }
+};
+
 struct CountingSort {
   int rows, slots;
   int* occupancy;  // (slots,), zero before

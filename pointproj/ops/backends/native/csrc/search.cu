@@ -11,15 +11,14 @@ template <class Real>
 void search_on_gpu(const Device& device, const Knn<Real, Levels::kOne>& search, const Postponed& again) {
   using Search = Knn<Real, Levels::kOne>;
   using InFull = Knn<Real, Levels::kBoth>;
-  using ShortList = SortedList<Real, kShortestList>;
   const int queries = search.queries.rows, k = search.nearest.k;
   const bool many_short = k <= kShortestList && queries > kManyQueries;
   if (many_short) {
-    device.each(SearchEach<Search, ShortList, true>{search}, queries);
+    using List = SortedList<Real, kShortestList>;
+    device.each(SearchEach<Search, List, 8>{search}, queries);
     // Many queries may be postponed: single threads begin with them, and warps take those that need a thread too long.
-    const int threads = lesser(queries, kPostponedThreads);
-    const InFull postponed = with_levels<Levels::kBoth>(search, search.postponed);
-    device.each(SearchPostponed<InFull, ShortList>{postponed, again}, threads);
+    const auto postponed = with_levels<Levels::kEach>(search, search.postponed);
+    device.each(SearchPostponed<Knn<Real, Levels::kEach>, List>{postponed, again}, lesser(queries, kPostponedThreads));
   } else {
     with_list<Real>(k, queries, [&](auto list) {
       device.each(SearchEach<Search, typename decltype(list)::type>{search}, queries);
@@ -67,8 +66,6 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   const int64_t count = queries.batch.rows, k = rows.size(1);
   if (count == 0) return;
   const int64_t words = sizes_of(references).cell_list().words();
-  const Tensor table =
-      given ? checked_table("cell_list", *given, words, references.points) : make_cell_list(references, device);
   const bool in_memory = k > kLongestList, postpones = kOnGpu && !in_memory;
   const bool is_long = rows.scalar_type() == ScalarType::Long;
   // Heaps are made in the results, where these have their dtype.
@@ -77,7 +74,10 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   // Queries that the first kernel postpones, then those that the second does; then the count of each.
   const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
   int* const first = data<int>(postponed);
-  int *const again = first + count, *const counts = again + count;
+  int *const again = first + count, *const counts = postpones ? again + count : nullptr;
+  if (given && counts) device.clear(counts, 2 * sizeof(int));
+  const Tensor table = given ? checked_table("cell_list", *given, words, references.points)
+                             : make_cell_list(references, device, {counts});
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
     const Real radius = static_cast<Real>(max_radius);
@@ -91,7 +91,6 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
     const auto in_full = with_levels<Levels::kBoth>(search, {});
     if (in_memory) return device.each(SearchEach<Knn<Real, Levels::kBoth>, Heap<Real>>{in_full}, count);
     if constexpr (kOnGpu) {
-      device.clear(counts, 2 * sizeof(int));
       search_on_gpu(device, search, Postponed{again, counts + 1});
     } else {
       with_length(k, [&](auto length) {

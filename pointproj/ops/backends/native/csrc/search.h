@@ -104,13 +104,13 @@ Knn<Real, levels, counts> with_levels(const Knn<Real, other, counts>& search, co
 
 // ---- tasks of a kNN search, or of one within a radius (lists.h)
 
-// A thread or a warp for each query. If there are many, each gets few registers, so that a GPU holds more at once:
-// self-kNN of 10^7 uniform points 5.7 ms, 7.6 without this limit.
-template <class Search, class List, bool many = false>
+// A thread or a warp for each query. Many threads get few registers, so that a GPU holds more at once: self-kNN of 10^7
+// uniform points 5.7 ms, 7.6 without this limit.
+template <class Search, class List, int blocks = List::kAtOnce>
 struct SearchEach {
   using Real = typename Search::Real;
-  using Number = float;
-  static constexpr int kLanes = List::kLanes, kBlocks = sizeof(Real) == 4 && many ? 8 : 1;
+  using Number = Real;
+  static constexpr int kLanes = List::kLanes, kBlocks = sizeof(Real) == 4 ? blocks : 1;
 
   Search search;
 
@@ -130,8 +130,8 @@ struct SearchPostponed {
   using Number = float;
   static constexpr int kLanes = List::kLanes;
   // Registers are few so that a GPU holds more of them at once: most of the time they wait for memory.
-  static constexpr bool kSpills = sizeof(Real) == 4 && Search::kLevels == Levels::kBoth;
-  static constexpr int kBlocks = kSpills ? (kLanes == 1 ? 6 : 3) : 1;
+  static constexpr bool kIsLong = sizeof(List) > sizeof(WarpBlocks<Real, 2>) && Search::kLevels == Levels::kOne;
+  static constexpr int kBlocks = sizeof(Real) == 8 ? 1 : kLanes == 1 ? 6 : kIsLong ? 2 : 3;
 
   Search search;
   Postponed again;

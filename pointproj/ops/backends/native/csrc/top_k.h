@@ -3,15 +3,17 @@
 //   limit()                                        the k-th squared distance so far; with fewer, the first limit
 //   restart(k, limit)                              forgets all candidates
 //   write(lanes, k, store)                         store(place, squared distance, row) for k places, kNoRow for none
+//   kLanes, kAtOnce                                lanes of a query; blocks of threads that a GPU's processor shall hold
 #pragma once
 
+#include "queue.h"
 #include "row_sort.h"
 
 namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kShortestList = 8;  // for these, single threads of a GPU search also dense cells
 constexpr int kLongestThreadList = 32;  // in the registers of a thread; longer ones in those of a warp
-constexpr int kLongestList = kOnGpu ? 128 : kLongestThreadList;  // longer ones are heaps in memory
+constexpr int kLongestList = kOnGpu ? 256 : kLongestThreadList;  // longer ones are heaps in memory
 // With no more queries, a GPU takes a warp for each, since threads would leave it idle: for short and for longer lists.
 constexpr int kFewQueries = 1 << 14, kManyQueries = 1 << 17;
 
@@ -57,7 +59,7 @@ struct Nearest {
 // The k nearest in the registers of a thread, in ascending order; places that k does not need are in front.
 template <class Real, int kLength>
 struct SortedList {
-  static constexpr int kLanes = 1;
+  static constexpr int kLanes = 1, kAtOnce = 1;
   Real squared[kLength];
   int rows[kLength];
 
@@ -104,7 +106,7 @@ struct SortedList {
 // Any number of neighbours: a heap in memory, the farthest on top. It may be made in the results.
 template <class Real>
 struct Heap {
-  static constexpr int kLanes = 1;
+  static constexpr int kLanes = 1, kAtOnce = 1;
   Real* squared;
   int* rows;
   int most, size;
@@ -187,19 +189,21 @@ struct Heaps {
 };
 
 // The k nearest in the registers of a warp: the i-th in lane i % 32 of block i / 32.
-// Candidates are sorted, and merged with one block after the other.
+// Few candidates are put in their places one by one; many are sorted, and merged with one block after the other.
 template <class Real, int kBlocks>
 struct WarpBlocks {
-  static constexpr int kLanes = 32;
+  static constexpr int kLanes = 32, kFew = 8, kAtOnce = kBlocks > 4 ? 2 : 4;
   Real squared[kBlocks];
   int rows[kBlocks];
   Real worst;
   int k;
+  bool is_empty;
 
   POINTPROJ_FN WarpBlocks(int k, Real limit) { restart(k, limit); }
   POINTPROJ_FN void restart(int count, Real limit) {
     worst = limit;
     k = count;
+    is_empty = true;
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       squared[block] = kInfinity<Real>;
@@ -219,21 +223,60 @@ struct WarpBlocks {
   POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int row, bool exists) {
     static_assert(Lanes::width == 32);
     const bool hit = exists && candidate <= worst;
-    if (!lanes.any(hit)) return;
-    if (!hit) {
-      candidate = kInfinity<Real>;
-      row = kNoRow;
+    unsigned hits = lanes.ballot(hit);
+    if (hits == 0) return;
+    if (lanes.bit_count(hits) <= kFew) {
+      for (; hits != 0; hits &= hits - 1) {
+        const int source = lanes.lowest_bit(hits);
+        put(lanes, lanes.broadcast(candidate, source), lanes.broadcast(row, source));
+      }
+    } else {
+      if (!hit) {
+        candidate = kInfinity<Real>;
+        row = kNoRow;
+      }
+      sort_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, row); });
+      if (is_empty) {
+        squared[0] = candidate;
+        rows[0] = row;
+      } else {
+        merge<kBlocks - 1>(lanes, candidate, row);
+      }
     }
-    sort_in_lanes(Lanes::width, [&](int mask) { exchange(lanes, mask, candidate, row); });
-    merge<kBlocks - 1>(lanes, candidate, row);
+    is_empty = false;
     POINTPROJ_UNROLL
     for (int block = 0; block < kBlocks; ++block) {
       const Real farthest = lanes.broadcast(squared[block], (k - 1) % Lanes::width);
       if (block == (k - 1) / Lanes::width) worst = lesser(worst, farthest);
     }
   }
-  // Splits a block and 32 candidates, both sorted. The nearer half goes on to the block before, the farther half is the
-  // new block behind, if there is one.
+  // One candidate, the same in all lanes: those behind it move up.
+  template <class Lanes>
+  POINTPROJ_FN void put(Lanes& lanes, Real candidate, int row) {
+    const int before = (lanes.lane() + Lanes::width - 1) % Lanes::width;
+    Real last = -kInfinity<Real>;  // in lane 0, what the block before had in its last lane
+    int last_row = 0;
+    POINTPROJ_UNROLL
+    for (int block = 0; block < kBlocks; ++block) {
+      Real other = lanes.broadcast(squared[block], before);
+      int other_row = lanes.broadcast(rows[block], before);
+      if (lanes.lane() == 0) {
+        const Real kept = other;
+        const int kept_row = other_row;
+        other = last;
+        other_row = last_row;
+        last = kept;
+        last_row = kept_row;
+      }
+      const bool other_moves = is_before(candidate, row, other, other_row);
+      if (is_before(candidate, row, squared[block], rows[block])) {
+        squared[block] = other_moves ? other : candidate;
+        rows[block] = other_moves ? other_row : row;
+      }
+    }
+  }
+  // Splits a block and 32 candidates, both sorted. The nearer half goes on to the block before, unless all of that is
+  // nearer still; the farther half is the new block behind, if there is one.
   template <int block, class Lanes>
   POINTPROJ_FN void merge(Lanes& lanes, Real candidate, int row) {
     const Real other = lanes.exchange(candidate, Lanes::width - 1);
@@ -254,11 +297,12 @@ struct WarpBlocks {
       rows[block + 1] = kept_row;
     }
     if constexpr (block > 0) {
-      merge<block - 1>(lanes, candidate, row);
-    } else {
-      squared[0] = candidate;
-      rows[0] = row;
+      const Real last = lanes.broadcast(squared[block - 1], Lanes::width - 1), first = lanes.broadcast(candidate, 0);
+      const int last_row = lanes.broadcast(rows[block - 1], Lanes::width - 1), first_row = lanes.broadcast(row, 0);
+      if (is_before(first, first_row, last, last_row)) return merge<block - 1>(lanes, candidate, row);
     }
+    squared[block] = candidate;
+    rows[block] = row;
   }
   template <class Lanes>
   POINTPROJ_FN static void exchange(Lanes& lanes, int mask, Real& squared, int& row) {
@@ -271,12 +315,48 @@ struct WarpBlocks {
   }
 };
 
+// Candidates wait, on a GPU in shared memory, until a list of a warp gets one from each lane: it sorts them all, also
+// where few are within the limit.
+template <class List>
+struct Gathered {
+  static constexpr int kPlaces = 64;  // fewer than a warp wait when as many come
+  static_assert(kPlaces <= kQueueLength);
+  List list;
+  int first = 0, waiting = 0;
+
+  template <class Real>
+  POINTPROJ_FN Gathered(int k, Real limit) : list(k, limit) {}
+  template <class Lanes, class Real>
+  POINTPROJ_FN void insert(Lanes& lanes, Real candidate, int row, bool exists) {
+    const bool hit = exists && candidate <= list.limit();
+    const unsigned hits = lanes.ballot(hit);
+    if (hit) lanes.template reserve<Real>()[(first + waiting + lanes.bits_before(hits)) % kPlaces] = {candidate, row};
+    waiting += lanes.bit_count(hits);
+    if (waiting >= Lanes::width) pass_on<Real>(lanes);
+  }
+  template <class Real, class Lanes>
+  POINTPROJ_FN void pass_on(Lanes& lanes) {
+    lanes.sync();
+    const Neighbor<Real> next = lanes.template reserve<Real>()[first + lanes.lane()];
+    lanes.sync();
+    list.insert(lanes, next.value, next.at, lanes.lane() < waiting);
+    first = Lanes::width - first;
+    waiting -= Lanes::width;
+  }
+  template <class Lanes, class Store>
+  POINTPROJ_FN void write(Lanes& lanes, int k, Store store) {
+    if (waiting > 0) pass_on<decltype(list.limit())>(lanes);
+    list.write(lanes, k, store);
+  }
+};
+
 // body(the list of a warp for k neighbours, as a type)
 template <class Real, class Body>
 void with_warp_list(int64_t k, Body body) {
   if (k <= 32) return body(std::type_identity<WarpBlocks<Real, 1>>());
   if (k <= 64) return body(std::type_identity<WarpBlocks<Real, 2>>());
-  body(std::type_identity<WarpBlocks<Real, 4>>());
+  if (k <= 128) return body(std::type_identity<WarpBlocks<Real, 4>>());
+  body(std::type_identity<WarpBlocks<Real, 8>>());
 }
 
 // body(the list for k neighbours of each of so many queries, as a type)

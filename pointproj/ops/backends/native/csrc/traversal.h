@@ -23,6 +23,8 @@ enum class Levels {
   kOne,       // cells, or the sub-cells of the query's dense cell. The search is given up if it needs both, or if the
               // query is far from all points: few are, and a thread needs fewer registers
   kBoth,      // cells, and the sub-cells of those that are dense
+  kEach,      // the same cell by cell, for threads: those side by side search dense cells at the same time. A query
+              // that is far is given up
   kSubcells,  // the sub-cells of one dense cell
 };
 
@@ -111,7 +113,7 @@ struct ShellTraversal {
   // holds plenty, or is dense: the limit found there excludes most of the others.
   POINTPROJ_FN int first_shell(const int* at) const {
     const int row = grid.row(at[1], at[2]);
-    if (levels == Levels::kBoth && is_subdivided(row + at[0])) return 0;
+    if (levels != Levels::kOne && is_subdivided(row + at[0])) return 0;
     const int left = row + greater(at[0] - 1, 0), right = row + lesser(at[0] + 2, grid.shape[0]);
     const float points = static_cast<float>(points_between(left, right));
     const float plenty = kPlenty * static_cast<float>(visitor.wanted());
@@ -192,9 +194,46 @@ struct ShellTraversal {
   POINTPROJ_FN bool visit_box(const int* at, const int* low, const int* high, int inner, bool searches) {
     if constexpr (levels == Levels::kOne && Lanes::width > 1) {
       return visit_rows(at, low, high, inner, searches);
+    } else if constexpr (levels == Levels::kEach) {
+      return visit_each(at, low, high, inner);
     } else {
       return visit_planes(at, low, high, inner, searches);
     }
+  }
+
+  // The cells of a box one by one. All threads that have found a dense cell leave the inner loop, and search together:
+  // self-kNN of 10^6 clustered points 2.12 ms, 2.46 where each searches it as it comes.
+  POINTPROJ_FN bool visit_each(const int* at, const int* low, const int* high, int inner) {
+    int x = low[0] - 1, y = low[1], z = low[2];
+    bool complete = x < high[0] && y <= high[1];
+    while (complete) {
+      int dense = -1;
+      while (true) {
+        if (++x > high[0]) {
+          x = low[0];
+          if (++y > high[1]) {
+            y = low[1];
+            ++z;
+          }
+        }
+        if (z > high[2]) break;
+        if (greater(greater(abs(x - at[0]), abs(y - at[1])), abs(z - at[2])) <= inner) continue;
+        const Real along = grid.gap(q[0], 0, x);
+        if (!(along * along + across(y, z) <= visitor.limit())) continue;
+        const int cell = grid.row(y, z) + x;
+        if (is_subdivided(cell)) {
+          dense = cell;
+          break;
+        }
+        const int begin = cells.start[subcell(cell)], count = cells.start[subcell(cell + 1)] - begin;
+        lanes.visit(cells.points, q, begin, count, visitor);
+        complete = lanes.spend(count);
+        if (!complete) break;
+      }
+      if (dense < 0) return complete;
+      complete = visit_dense(dense, x, y, z);
+    }
+    return complete;
   }
 
   // The rows of a small box, another one in each lane.

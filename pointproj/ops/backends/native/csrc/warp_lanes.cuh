@@ -128,12 +128,14 @@ struct WarpLanes {
 
   // Each lane brings a run of points.
   template <class Real, class Visitor>
-  POINTPROJ_FN void visit(
-      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) {
+  POINTPROJ_FN int visit(
+      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor,
+      int most = kNoRow) {
     if constexpr (kWidth == 32) {
-      visit_shared(points, q, begin, count, visitor);
+      return visit_shared(points, q, begin, count, visitor, most);
     } else {
       visit_own(points, q, begin, count, visitor);
+      return 0;
     }
   }
   // Every lane goes through its own run, two points at a time.
@@ -156,11 +158,12 @@ struct WarpLanes {
   }
   // The points of all runs are divided among the lanes of a warp.
   template <class Real, class Visitor>
-  POINTPROJ_FN void visit_shared(
-      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor) {
-    if (!any(count > 0)) return;
+  POINTPROJ_FN int visit_shared(
+      const SortedPoints<Real>& points, const Vec3<Real>& q, int begin, int count, Visitor& visitor, int most) {
+    if (!any(count > 0)) return 0;
     const int end = running_sum(count), first = end - count;  // of this lane's run among all candidates
     const int candidates = broadcast(end, kWidth - 1);
+    if (candidates > most) return candidates;
     const unsigned runs = ballot(count > 0);
     if (count > 0) run[bits_before(runs)] = begin - first;
     __syncwarp();
@@ -185,6 +188,7 @@ struct WarpLanes {
       visitor.flush(*this);
     }
     __syncwarp();
+    return candidates;
   }
 
   // The lanes have adjacent channels of a row, in several parts if it is long. They read kVector values at a time, and
