@@ -26,7 +26,8 @@ OPTIONAL = {  # modules that alone may import a package
     "triton": ("pointproj.ops.backends.triton", "pointproj.ops.bridge.triton_op", "pointproj.nn.narrow_mlp"),
     "physicsnemo": ("pointproj.nn.physicsnemo",),
 }
-NATIVE_SOURCES = [*(PROJECT / "pointproj/ops/backends/native/csrc").iterdir()]
+NATIVE = PROJECT / "pointproj/ops/backends/native"
+NATIVE_SOURCES = [*(NATIVE / "csrc").iterdir(), NATIVE / "autograd.cpp"]
 CONTRACTS = {c["name"]: c for c in CONFIG["tool"]["importlinter"]["contracts"]}
 CONTRACT = CONTRACTS["The library never imports the application"]
 APPLICATION_FOLDERS = {folder.removeprefix("pointproj.") for folder in CONTRACT["forbidden_modules"]}

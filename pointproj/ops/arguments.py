@@ -20,12 +20,11 @@ FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def check_cloud(name: str, points: Tensor, in_space: bool = True, nowhere: bool = False) -> None:
     """Shape and dtype of one cloud, or of a batch of them, in space, with more coordinates, or with none."""
     _check_tensor(name, points)
-    dims = points.shape[-1] if points.ndim in (2, 3) else 1
+    shape = points.shape
+    dims = shape[-1] if len(shape) in (2, 3) else 1
     if dims == 1 or (dims == 0 and not nowhere) or (in_space and dims > 3):
         others = "2 coordinates in the plane" if in_space else "any other number of coordinates from 2 on"
-        raise ValueError(
-            f"{name} must have shape (n, 3) or (batch, n, 3), or {others}; got {tuple(points.shape)}"
-        )
+        raise ValueError(f"{name} must have shape (n, 3) or (batch, n, 3), or {others}; got {tuple(shape)}")
     if points.dtype not in POSITIONS:
         raise TypeError(f"{name} must be float32 or float64; got {points.dtype}: call .float() on it")
 
@@ -36,21 +35,20 @@ def check_points(
     """Shapes, dtypes and devices of the two clouds."""
     check_cloud("query_points", query_points, in_space, nowhere)
     check_cloud("reference_points", reference_points, in_space, nowhere)
-    if query_points.ndim != reference_points.ndim:
+    own, others = query_points.shape, reference_points.shape
+    if len(own) != len(others):
         raise ValueError(
-            f"query_points {tuple(query_points.shape)} and reference_points {tuple(reference_points.shape)} "
+            f"query_points {tuple(own)} and reference_points {tuple(others)} "
             "must both be (n, 3) or both (batch, n, 3): expand the one that is shared, or use offsets"
         )
-    if query_points.ndim == 3 and query_points.shape[0] != reference_points.shape[0]:
+    if len(own) == 3 and own[0] != others[0]:
         raise ValueError(
-            f"query_points and reference_points must hold equally many clouds; "
-            f"got {query_points.shape[0]} and {reference_points.shape[0]}"
+            f"query_points and reference_points must hold equally many clouds; got {own[0]} and {others[0]}"
         )
-    if query_points.shape[-1] != reference_points.shape[-1]:
-        dims = query_points.shape[-1]
+    if own[-1] != others[-1]:
         raise ValueError(
-            f"reference_points must have shape (n, {dims}) or (batch, n, {dims}), with as many coordinates "
-            f"as query_points; got {tuple(reference_points.shape)}"
+            f"reference_points must have shape (n, {own[-1]}) or (batch, n, {own[-1]}), with as many "
+            f"coordinates as query_points; got {tuple(others)}"
         )
     if query_points.dtype != reference_points.dtype:
         raise TypeError(
@@ -60,16 +58,15 @@ def check_points(
     check_device("reference_points", reference_points, query_points)
 
 
-def check_features(features: Tensor, reference_points: Tensor) -> None:
-    """One row of features for each reference point."""
+def check_features(features: Tensor, reference_points: Tensor, least: int = 1) -> None:
+    """One row of features for each reference point, with so many channels or more."""
     _check_tensor("features", features)
-    if features.ndim != reference_points.ndim or features.shape[:-1] != reference_points.shape[:-1]:
-        raise ValueError(
-            f"features must have shape {(*reference_points.shape[:-1], 'channels')}, one row for each "
-            f"reference point; got {tuple(features.shape)}"
-        )
-    if features.shape[-1] < 1:
-        raise ValueError(f"features must have at least one channel; got shape {tuple(features.shape)}")
+    shape, rows = features.shape, reference_points.shape[:-1]
+    if shape[:-1] != rows or len(shape) != len(rows) + 1:
+        expected = f"shape {(*rows, 'channels')}, one row for each reference point"
+        raise ValueError(f"features must have {expected}; got {tuple(shape)}")
+    if shape[-1] < least:
+        raise ValueError(f"features must have at least one channel; got shape {tuple(shape)}")
     check_dtype("features", features, FEATURES, "float16, bfloat16, float32 or float64")
     check_device("features", features, reference_points)
 
@@ -217,7 +214,7 @@ def checked_weighting(weighting: Weighting, reductions: tuple[str, ...], dtype: 
     return Weighting(kernel, reduce, float(power), float(eps), support)
 
 
-def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor) -> None:
+def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor, least: int = 1) -> None:
     """Lists of one of these forms over clouds like the features."""
     if not isinstance(neighbors, forms):
         raise TypeError(
@@ -227,7 +224,7 @@ def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor
     check_dtype("features", features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
     indices = neighbors.indices
     check_dtype("neighbors.indices", indices, INDICES, "int32 or int64")
-    if features.ndim not in (2, 3) or features.shape[-1] < 1:
+    if features.ndim not in (2, 3) or features.shape[-1] < least:
         raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
     if indices.ndim > 1 and (indices.ndim != features.ndim or indices.shape[:-2] != features.shape[:-2]):
         raise ValueError(
@@ -258,9 +255,9 @@ def check_attention(
         raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
     if shape[-1] % heads:
         raise ValueError(f"keys must have a multiple of {heads} channels, a part for each head; got {shape}")
-    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
     rows = queries.shape[:-1]
-    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or rows.numel() != count:
+    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or math.prod(rows) != count:
         raise ValueError(
             f"queries must have {count} rows of {shape[-1]} channels, one for each list of neighbors, in as "
             f"many clouds as keys {shape}; got {tuple(queries.shape)}"
@@ -310,6 +307,8 @@ def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None
 
 def sum_dtype(features: torch.dtype, others: torch.dtype) -> torch.dtype:
     """The dtype that sums run in: the widest of fp32, features, and positions or distances."""
+    if features == others and features in POSITIONS:
+        return features
     return torch.promote_types(torch.promote_types(features, others), torch.float32)
 
 
@@ -370,7 +369,8 @@ def is_readable(tensor: Tensor) -> bool:
 def _check_number(
     name: str, value: object, what: str = "a number", kind: type = Real, more: str = ""
 ) -> None:
-    if not isinstance(value, kind) or isinstance(value, bool):
+    is_float = kind is Real and type(value) is float  # the rest takes longer than all other checks of a call
+    if not is_float and (not isinstance(value, kind) or isinstance(value, bool)):
         raise TypeError(f"{name} must be {what}; got {type(value).__name__}{more}")
 
 

@@ -83,22 +83,22 @@ def choose_backend(
 def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a 0-dim tensor, which must not be written to.
 
-    The tensor is filled on the device, because a copy from the host would wait for the device. On a GPU the
-    fill is a launch, so tensors are cached, for each value and stream: work on one stream is in order. While
-    a CUDA graph is captured none is taken from the cache, since the graph outlives it.
+    The tensor is filled on the device, because a copy from the host would wait for the device. To make one
+    takes as long as many other steps of a call, so tensors are cached, on a GPU for each stream: work on one
+    stream is in order. While a CUDA graph is captured none is taken from the cache, since the graph outlives
+    it.
     """
-    if (
-        device.type != "cuda"
-        or torch.compiler.is_compiling()
-        or has_modes()  # a mode may return a tensor of another class
-        or torch.is_inference_mode_enabled()
-        or torch.cuda.is_current_stream_capturing()
-    ):
+    # A mode may return a tensor of another class.
+    if torch.compiler.is_compiling() or has_modes() or torch.is_inference_mode_enabled():
+        return filled((), value, dtype, device)
+    if device.type != "cuda":
+        return _cached_scalar(value, dtype, device, 0)
+    if torch.cuda.is_current_stream_capturing():
         return filled((), value, dtype, device)
     index = torch.cuda.current_device() if device.index is None else device.index
     return _cached_scalar(value, dtype, index, raw_stream(index))
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_scalar(value: float, dtype: torch.dtype, index: int, stream: int) -> Tensor:
-    return torch.full((), value, dtype=dtype, device=index)
+def _cached_scalar(value: float, dtype: torch.dtype, device: int | torch.device, stream: int) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)

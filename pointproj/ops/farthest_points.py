@@ -59,7 +59,7 @@ def farthest_points(
     arguments.check_cloud("points", points, in_space=False)
     if offsets is not None:
         arguments.check_cloud_offsets("offsets", offsets, points)
-    clouds = len(offsets) - 1 if offsets is not None else points.shape[0] if points.ndim == 3 else 1
+    clouds = offsets.shape[0] - 1 if offsets is not None else points.shape[0] if points.ndim == 3 else 1
     counts = _checked_counts(count, clouds, points, offsets)
     sizes = points.shape[-2] if offsets is None else offsets.diff()
     _check_start(start, sizes, clouds, points)
@@ -68,7 +68,7 @@ def farthest_points(
         backend = "torch"
     module = modules[choose(backend, points.device.type, "farthest_points")]
     positions = packed(points.detach())
-    size = len(positions)
+    size = positions.shape[0]
     if offsets is None:
         first = torch.arange(clouds, device=points.device) * points.shape[-2]
     else:

@@ -1,6 +1,6 @@
 """The public operators that search or aggregate: they check, pack batches, choose the backend, and unpack."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -188,25 +188,23 @@ def knn_aggregate(
     if neighbor_indices is not None:
         arguments.check_neighbor_indices(neighbor_indices, query_points, reference_points, int(k))
 
-    def aggregate(summands: Summands) -> Tensor:
-        module, tables = choose_backend(backend, None, index, reference_points, clouds)
-        if neighbor_indices is not None:
-            rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
-            distances = distances_of(clouds.detached(), rows)
-        elif max_radius is not None or reference_weights is not None:
-            distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32, max_radius)
-        else:
-            return module.knn_aggregate(clouds, tables, summands, int(k))
-        if max_radius is not None:
-            rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
-        if neighbor_indices is not None or reference_weights is not None:
-            rows = _nearest_in_front(rows, distances, reference_weights)
-        return module.aggregate_neighbors(clouds, summands, rows)
-
     weighting = Weighting(kernel, reduce, power, eps, max_radius or torch.inf)
-    return _aggregated(
-        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
-    )
+    summands = _checked_summands(reference_points, features, sigma, weighting, reference_weights)
+    module, tables = choose_backend(backend, None, index, reference_points, clouds)
+    if neighbor_indices is None and max_radius is None and reference_weights is None:
+        aggregated = module.knn_aggregate(clouds, tables, summands, int(k))
+        return _unpacked(aggregated, summands, query_points, features)
+    if neighbor_indices is not None:
+        rows = rows_in_packed(neighbor_indices, reference_points).to(torch.int32).reshape(-1, int(k))
+        distances = distances_of(clouds.detached(), rows)
+    else:
+        distances, rows = module.nearest(clouds.detached(), tables, int(k), torch.int32, max_radius)
+    if max_radius is not None:
+        rows = torch.where(distances <= scalar(max_radius, distances.dtype, distances.device), rows, -1)
+    if neighbor_indices is not None or reference_weights is not None:
+        rows = _nearest_in_front(rows, distances, reference_weights)
+    aggregated = module.aggregate_neighbors(clouds, summands, rows)
+    return _unpacked(aggregated, summands, query_points, features)
 
 
 def radius_aggregate(
@@ -252,31 +250,24 @@ def radius_aggregate(
     """
     clouds = checked_clouds(query_points, reference_points, query_offsets, reference_offsets)
     radius = arguments.checked_radius(radius, query_points.dtype)
-
-    def aggregate(summands: Summands) -> Tensor:
-        module, tables = choose_backend(backend, radius, index, reference_points, clouds)
-        return module.radius_aggregate(clouds, tables, summands, radius)
-
     weighting = Weighting(kernel, reduce, power, eps, radius)
-    return _aggregated(
-        aggregate, query_points, reference_points, features, sigma, weighting, reference_weights
-    )
+    summands = _checked_summands(reference_points, features, sigma, weighting, reference_weights)
+    module, tables = choose_backend(backend, radius, index, reference_points, clouds)
+    aggregated = module.radius_aggregate(clouds, tables, summands, radius)
+    return _unpacked(aggregated, summands, query_points, features)
 
 
-def _aggregated(
-    aggregate: Callable[[Summands], Tensor],
-    query_points: Tensor,
+def _checked_summands(
     reference_points: Tensor,
     features: Tensor,
     sigma: float | Tensor,
     weighting: Weighting,
     reference_weights: Tensor | None,
-) -> Tensor:
-    """Check and pack the features, aggregate them, and return (..., Q, C) in their own dtype.
+) -> Summands:
+    """The packed features and what goes with them, after their checks.
 
-    All checks come before ``aggregate``, which may have to build a backend. Reference weights multiply the
-    features and become one more channel, so that one call gives both sums of a mean: that of the weighted
-    features, and that of the weights, by which the first is divided.
+    Reference weights multiply the features. For a mean they become one more channel, so that one call gives
+    both sums: that of the weighted features, and that of the weights, by which the first is divided.
     """
     arguments.check_features(features, reference_points)
     dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
@@ -294,12 +285,15 @@ def _aggregated(
     if reference_weights is not None:
         weights = reference_weights.reshape(-1, 1).to(dtype)
         values = values * weights
-    if reference_weights is None or weighting.reduce == "sum":
-        aggregated = aggregate(Summands(values, sigma, weighting))
-    else:
-        of_weighted = weighting._replace(reduce="weighted")
-        summed = aggregate(Summands(torch.cat([values, weights], 1), sigma, of_weighted))
-        summed, total = summed.split([values.shape[1], 1], dim=1)
+        if weighting.reduce == "mean":
+            values, weighting = torch.cat([values, weights], 1), weighting._replace(reduce="weighted")
+    return Summands(values, sigma, weighting)
+
+
+def _unpacked(aggregated: Tensor, summands: Summands, query_points: Tensor, features: Tensor) -> Tensor:
+    """Means from sums that are weighted, as (..., Q, C) in the features' own dtype."""
+    if summands.weighting.reduce == "weighted":
+        summed, total = aggregated.split([features.shape[-1], 1], dim=1)
         # Rows of queries that are not finite are NaN, which must not enter second derivatives.
         divides = (total != 0) & ~total.isnan()
         otherwise = torch.where(total == 0, 0.0, torch.nan)

@@ -86,8 +86,9 @@ def build_index(
     if reference_offsets is not None:
         arguments.check_cloud_offsets("reference_offsets", reference_offsets, reference_points)
     if radius is not None:
-        radius = arguments.checked_radius(radius, reference_points.dtype)
-        keep_open(radius)
+        bounded = arguments.checked_radius(radius, reference_points.dtype)
+        keep_open(radius)  # not its bounded value: torch 2.11 would take the radius for a constant
+        radius = bounded
     operator = "knn" if radius is None else "radius"
     points, offsets, count = pack(reference_points.detach(), reference_offsets)
     name = choose(backend, reference_points.device.type, operator)

@@ -1,5 +1,7 @@
 """Aggregation over neighbour lists with any weights, also learned ones."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -82,7 +84,7 @@ def aggregate(
     arguments.check_sigma(sigma, neighbors.indices, of_sums)
     arguments.check_reference_weights(reference_weights, features)
     clouds = features.shape[:-2]
-    count = features.shape[:-1].numel()
+    count = math.prod(features.shape[:-1])
     module = modules[choose(backend, features.device.type, "aggregate")]
     dtype = torch.promote_types(features.dtype, torch.float32)
     if weights is not None or reduce != "max":
@@ -101,7 +103,7 @@ def aggregate(
     if isinstance(neighbors, Neighbors):
         shape = neighbors.indices.shape[:-1]
     else:
-        shape = *clouds, aggregated.shape[0] // max(1, clouds.numel())
+        shape = *clouds, aggregated.shape[0] // max(1, math.prod(clouds))
     return aggregated.view(*shape, features.shape[-1]).to(features.dtype)
 
 
@@ -132,7 +134,7 @@ def _by_kernels(
             weighting = weighting._replace(reduce="weighted")
     if not isinstance(sigma, Tensor):
         sigma = scalar(sigma, values.dtype, values.device)
-    weights = module.list_weights(distances, *lists, len(values), reference_weights, sigma, weighting)
+    weights = module.list_weights(distances, *lists, values.shape[0], reference_weights, sigma, weighting)
     return module.weighted_sums(values, weights, *lists)
 
 

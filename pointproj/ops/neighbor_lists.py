@@ -1,5 +1,6 @@
 """Lists of the reference points within a radius of each query: padded, or one after the other (CSR)."""
 
+import math
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import NamedTuple
@@ -250,6 +251,6 @@ def packed_rows(
     if isinstance(neighbors, NeighborList):
         splits = as_dtype(neighbors.row_splits, torch.int64).contiguous()
     rows = neighbors.indices
-    if missing != -1 or points.shape[:-2].numel() > 1:  # others are what lists have
+    if missing != -1 or math.prod(points.shape[:-2]) > 1:  # others are what lists have
         rows = rows_in_packed(rows, points, splits, missing)
     return as_dtype(rows if splits is not None else rows.flatten(0, -2), torch.int64), splits

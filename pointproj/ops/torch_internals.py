@@ -5,6 +5,7 @@ take the public way: every call then goes through torch's dispatcher.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +24,12 @@ def is_transforming(unknown: bool = False) -> bool:
         return unknown
 
 
+@functools.cache
+def _key(name: str) -> Any:
+    """One of the dispatcher's keys; reading the name takes 2 us."""
+    return torch._C._dispatch_key_parse(name)
+
+
 def is_observed() -> bool:
     """Whether a mode, a transform, a tracer or a profiler must see the operators that are called."""
     try:
@@ -31,6 +38,8 @@ def is_observed() -> bool:
             or torch._C._len_torch_function_stack()
             or torch.autograd._profiler_enabled()
             or torch._C._is_tracing()
+            # torch.autograd.grad(is_grads_batched=True), which is no transform of torch.func
+            or torch._C._dispatch_tls_is_dispatch_key_included(_key("VmapMode"))
             or is_transforming(unknown=True)
         )
     except AttributeError:
@@ -171,6 +180,5 @@ def recording() -> Iterator[None]:
         contexts.enter_context(torch.enable_grad())
         with contextlib.suppress(AttributeError):
             contexts.enter_context(torch._C._PreserveDispatchKeyGuard())
-            key = torch._C._dispatch_key_parse("AutogradFunctionality")
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+            torch._C._dispatch_tls_set_dispatch_key_excluded(_key("AutogradFunctionality"), False)
         yield

@@ -85,6 +85,46 @@ def test_exported_for_any_number_of_rows(operator: str, where: Where):
     assert_close("aggregated", actual, expected)
 
 
+LAYERS = [[(torch.ones(4, width) + torch.eye(4, width), torch.ones(4))] for width in (3, 4, 7)]
+NETWORKS = {"position_layers": LAYERS[0], "score_layers": LAYERS[1]}
+ON_LISTS = {
+    "aggregate": lambda q, r, f, lists: pointproj.aggregate(f, lists),
+    "attend": lambda q, r, f, lists: pointproj.attend(q @ torch.ones(3, 4), f, f, lists),
+    "edge_mlp": lambda q, r, f, lists: pointproj.edge_mlp(f, q, r, lists, LAYERS[2]),
+    "vector_attend": lambda q, r, f, lists: pointproj.vector_attend(
+        f[..., :1, :] + q[..., :1],
+        f,
+        f,
+        q,
+        r,
+        lists,
+        groups=4,
+        position_layers=LAYERS[0],
+        score_layers=LAYERS[1],
+    ),
+    "farthest_points": lambda q, r, f, lists: pointproj.farthest_points(r, 3).float(),
+}
+
+
+@pytest.mark.parametrize("form", [{"max_neighbors": 3}, {"capacity": 60}])
+@pytest.mark.parametrize("name", ON_LISTS)
+def test_operators_on_lists_exported_for_any_number_of_rows(name: str, form: dict[str, int]):
+    class Operator(torch.nn.Module):
+        def forward(self, q: Tensor, r: Tensor, f: Tensor) -> Tensor:
+            return ON_LISTS[name](q, r, f, pointproj.radius_neighbors(q, r, 0.5, **form))
+
+    def given(queries: int, references: int) -> tuple[Tensor, ...]:
+        batch = [2] if "max_neighbors" in form else []
+        sizes = (queries, 3), (references, 3), (references, 4)
+        return tuple(torch.rand(*batch, *size) for size in sizes)
+
+    queries, references = (torch.export.Dim(name, min=4) for name in ("queries", "references"))
+    shapes = tuple({given(1, 1)[0].ndim - 2: rows} for rows in (queries, references, references))
+    program = torch.export.export(Operator(), given(11, 17), dynamic_shapes=shapes, strict=False).module()
+    others = given(5, 29)
+    assert_close(name, program(*others), Operator()(*others))
+
+
 @operators
 def test_index_passed_in(operator: str, where: Where):
     case = by_id("plain")

@@ -40,14 +40,17 @@ def test_one_cloud(operator: Callable, where: Where):
     def of_query(query: Tensor) -> Tensor:
         return operator(query, *inputs[1:])
 
-    expected = torch.autograd.functional.jacobian(of_query, inputs[0])
+    functional = torch.autograd.functional
+    expected = functional.jacobian(of_query, inputs[0])
+    assert_close("is_grads_batched", functional.jacobian(of_query, inputs[0], vectorize=True), expected)
     assert_close("jacrev", func.jacrev(of_query)(inputs[0]), expected)
     assert_close("jacfwd", func.jacfwd(of_query)(inputs[0]), expected)
 
     def loss_of_query(query: Tensor) -> Tensor:
         return of_query(query).square().sum()
 
-    expected = torch.autograd.functional.hessian(loss_of_query, inputs[0])
+    expected = functional.hessian(loss_of_query, inputs[0])
+    assert_close("twice", functional.hessian(loss_of_query, inputs[0], vectorize=True), expected)
     assert_close("hessian", func.hessian(loss_of_query)(inputs[0]), expected)
 
 

@@ -59,6 +59,8 @@ def cpp_op(
     gradients, ``bool[] needs``, and the forward's arguments and outputs. The second has the directions and
     ``bool[] needs`` before the gradients. They return an empty tensor where none is needed. ``outputs(call)``
     gives shape and dtype of every output; ``call`` holds the arguments by the names of the schema.
+
+    A library with ``define_recorded`` has autograd in C++, for calls that nothing observes.
     """
     schema = getattr(library, name).default._schema
     arguments = {a.name: ANNOTATIONS[str(a.type)] for a in schema.arguments}
@@ -71,7 +73,7 @@ def cpp_op(
         torch.library.register_fake(operator.operator, fake)
         return operator
 
-    return torch_op(
+    made = torch_op(
         schema.name,
         signed(in_cpp, arguments, tuple[(Tensor,) * len(schema.returns)]),
         lambda *args: outputs(SimpleNamespace(**dict(zip(arguments, args, strict=True)))),
@@ -81,3 +83,7 @@ def cpp_op(
         register=register,
         numbers=[n for n, kind in arguments.items() if is_float(kind)],
     )
+    if differentiable and hasattr(library, "define_recorded"):
+        library.define_recorded(schema.name, [[*arguments].index(n) for n in differentiable])
+        made.apply = builtin_of(getattr(library, f"{name}_recorded").default)
+    return made

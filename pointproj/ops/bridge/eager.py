@@ -9,6 +9,7 @@ others go through an autograd function that each operator has. Transforms (``gra
 import functools
 from collections.abc import Callable, Sequence
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -29,15 +30,26 @@ from pointproj.ops.torch_internals import (
 PLAIN = frozenset({Tensor, torch.nn.Parameter, bool, int, float, str, list, torch.dtype, type(None)})
 
 
-def is_unobserved(args: Sequence[Any]) -> bool:
+Choice = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
+def is_unobserved(args: Sequence[Any], tensors_of: Choice = tuple) -> bool:
     """Whether work on these arguments, the first of them a tensor, can be done directly."""
-    if torch.compiler.is_compiling() or is_observed():
+    if torch.compiler.is_compiling() or is_observed() or not PLAIN.issuperset(map(type, args)):
         return False
-    if not PLAIN.issuperset(map(type, args)) or not isinstance(args[0], Tensor) or args[0].is_meta:
+    first, is_wrapped = args[0], wrapper_test()
+    if not isinstance(first, Tensor) or first.is_meta:
         return False
-    is_wrapped = wrapper_test()
-    # Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
-    return not any(isinstance(a, Tensor) and (is_wrapped(a) or a.is_neg()) for a in args)
+    for tensor in tensors_of(args):
+        # Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
+        if isinstance(tensor, Tensor) and (is_wrapped(tensor) or tensor.is_neg()):
+            return False
+    return True
+
+
+def _at(places: Sequence[int]) -> Choice:
+    """A function that takes what stands at these places."""
+    return itemgetter(*places) if len(places) > 1 else lambda values: tuple(values[i] for i in places)
 
 
 def all_of(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -82,40 +94,39 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     tensors = [i for i, kind in enumerate(kinds) if kind in (Tensor, Tensor | None)]
     places = places or [i for i in tensors if i < len(operator.parameters)]
     watched = [i for i in tensors if i < saved]  # torch checks that nobody writes to them
+    others = [i for i in range(saved) if i not in watched]
+    apart = [*watched, *others]
+    watched_of, others_of, needs_of = _at(watched), _at(others), _at(places)
+    in_order = _at([apart.index(i) for i in range(saved)])
 
     def setup_context(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        values = [*inputs, *all_of(output)]
+        outputs = all_of(output)
         if count > heads:
-            ctx.mark_non_differentiable(*values[heads - count :])
+            ctx.mark_non_differentiable(*outputs[heads:])
         ctx.set_materialize_grads(False)  # no zeros for outputs that no gradient arrives for
-        ctx.save_for_backward(*[values[i] for i in watched])
-        for i in tensors:
-            values[i] = None
-        ctx.others = values[:saved]
+        values = (*inputs, *outputs)
+        ctx.save_for_backward(*watched_of(values))
+        ctx.others = others_of(values)
 
     def setup_both_ways(ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         setup_context(ctx, inputs, output)
-        values = *inputs, *all_of(output)
-        ctx.save_for_forward(*[values[i] for i in watched])
+        ctx.save_for_forward(*watched_of((*inputs, *all_of(output))))
 
-    def saved_values(ctx: Any) -> list[Any]:
-        values = ctx.others.copy()
-        for i, tensor in zip(watched, ctx.saved_tensors, strict=True):
-            values[i] = tensor
-        return values
+    def saved_values(ctx: Any) -> tuple[Any, ...]:
+        return in_order(ctx.saved_tensors + ctx.others)
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad
-        every, needs = [None] * len(needed), [needed[i] for i in places]
+        needed, grads = ctx.needs_input_grad, grads[:heads]
+        every, needs = [None] * len(needed), [*needs_of(needed)]
         unobserved = not torch.is_grad_enabled() and is_unobserved(grads)
-        made = vjp(grads[:heads], needs, saved_values(ctx), unobserved)
+        made = vjp(grads, needs, saved_values(ctx), unobserved)
         for place, gradient, need in zip(places, made, needs, strict=True):
             if need:
                 every[place] = gradient
         return tuple(every)
 
     def along(ctx: Any, *tangents: Tensor | None) -> Any:
-        made = (*jvp([tangents[i] for i in places], saved_values(ctx)), *[None] * (count - heads))
+        made = (*jvp([*needs_of(tangents)], saved_values(ctx)), *[None] * (count - heads))
         return made if count > 1 else made[0]
 
     torch.library.register_autograd(name, backward, setup_context=setup_context)
@@ -124,7 +135,9 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     go_straight_to(function, backward)
     methods = {"forward": operator, "backward": backward, "jvp": along, "vmap": _vmap_of(operator, count)}
     operator.transformed = _function(name, setup_context=setup_both_ways, **methods).apply
-    operator.places, operator.full_name = places, name
+    arguments = range(len(operator.parameters))
+    operator.tensors_of = _at([i for i in tensors if i in arguments])
+    operator.places_of, operator.full_name = needs_of, name
     operator.__class__ = _called_in_three_ways(type(operator))
 
 
@@ -154,8 +167,8 @@ def _called_in_three_ways(kind: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) < len(self.parameters):
             args = _complete(self, args, kwargs)
-        if is_unobserved(args):
-            if torch.is_grad_enabled() and any_requires_grad([args[i] for i in self.places]):
+        if is_unobserved(args, self.tensors_of):
+            if torch.is_grad_enabled() and any_requires_grad(self.places_of(args)):
                 return self.apply(*args)
             return self.body(*args)
         if not is_transforming():

@@ -7,6 +7,7 @@ that start together, one builds and the others wait.
 
 import fcntl
 import functools
+import hashlib
 import logging
 import os
 import time
@@ -19,7 +20,9 @@ import torch
 from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.backends.native import BUILD_AHEAD
 from pointproj.ops.backends.native.compiler import (
+    AUTOGRAD,
     LIBRARY,
+    compile_autograd,
     compile_library,
     compiler_obstacle,
     folder_name,
@@ -43,7 +46,24 @@ def obstacle() -> str | None:
 def extension() -> Any:
     """``torch.ops.pointproj`` with the extension's operators; builds the extension if need be."""
     torch.ops.load_library(find_or_make(architectures_here()) / LIBRARY)
+    if _autograd().exists():
+        torch.ops.load_library(_autograd())
     return torch.ops.pointproj
+
+
+def _autograd() -> Path:
+    """The library with autograd in C++, if there is one for this version of torch."""
+    digest = hashlib.sha256(AUTOGRAD.read_bytes()).hexdigest()[:16]
+    return _built_here() / f"autograd-{digest}-torch-{torch.__version__}.so"
+
+
+def make_autograd() -> None:
+    """Build the library with autograd in C++, if there is none; RuntimeError: the compiler fails."""
+    if not _autograd().exists():
+        made = _autograd().with_suffix(f".{os.getpid()}")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        compile_autograd(made)
+        os.replace(made, _autograd())
 
 
 def find_or_make(architectures: Sequence[str]) -> Path:

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     given = parser.parse_args(arguments)
     from pointproj.ops.backends import BackendUnavailable
-    from pointproj.ops.backends.native.build import architectures_here, find_or_make
+    from pointproj.ops.backends.native.build import architectures_here, find_or_make, make_autograd
 
     try:
         folder = find_or_make(given.arch or architectures_here())
@@ -30,6 +30,10 @@ def main(arguments: Sequence[str]) -> int:
         print(reason, file=sys.stderr)
         return 1
     print(folder)
+    try:
+        make_autograd()
+    except (RuntimeError, OSError) as error:
+        print(f"autograd of native stays in Python, since C++ does not compile:\n{error}", file=sys.stderr)
     return 0
 
 

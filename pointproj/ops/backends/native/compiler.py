@@ -20,6 +20,7 @@ import torch
 
 SOURCES = Path(__file__).parent / "csrc"
 LIBRARY = "pointproj_native.so"
+AUTOGRAD = Path(__file__).parent / "autograd.cpp"
 _TORCH = Path(torch.__file__).parent
 # The oldest torch that a library is for: 2.10.
 HEADERS = ["-std=c++20", "-isystem", str(_TORCH / "include"), "-DTORCH_TARGET_VERSION=0x020a000000000000"]
@@ -55,6 +56,15 @@ def compile_library(architectures: Sequence[str], out: Path) -> None:
             _run([find_nvcc(), "-cudart", "static", *(x for h in hide for x in ("-Xlinker", h)), *link])
         else:
             _run([host_compiler(), f"-Wl,{','.join(hide)}", *link])
+
+
+def compile_autograd(out: Path) -> None:
+    """Compile the library with autograd in C++, which only this version of torch can load."""
+    include = _TORCH / "include"
+    headers = ["-std=c++20", "-isystem", str(include), "-isystem", str(include / "torch/csrc/api/include")]
+    flags = ["-O2", "-fvisibility=hidden", "-fPIC", "-shared"]
+    link = [f"-L{_TORCH / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    _run([host_compiler(), *headers, *flags, str(AUTOGRAD), "-o", str(out), *link])
 
 
 def _run(command: Sequence[str]) -> None:
