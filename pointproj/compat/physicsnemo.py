@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pointproj.compat.pairs import coordinates, nearest, number_or_tensor, within
-from pointproj.ops.calls import scalar
-from pointproj.ops.specification.clouds import as_dtype, rows_of
+from pointproj.ops.specification.clouds import as_dtype, distinct_rows, rows_of
 
 NAME = "pointproj"  # of the implementations
 RANK = -1  # the implementation of lowest rank is chosen; the library's begin at 0
@@ -234,9 +233,10 @@ def _nearest_within(
     shape, size = (*queries.shape[:-1], max_points), points.shape[-2]
     if points.ndim == 3 and len(points) == 1:
         points, queries = points[0], queries[0]
-    # A search for the nearest ends at the k-th; a search within a radius visits all points within it.
-    distances, rows = nearest(queries, points, min(max_points, size), index_dtype=torch.int32)
-    missing = (distances.detach() <= scalar(radius, points.dtype, points.device)).logical_not_()  # or NaN
+    distances, rows = nearest(
+        queries, points, min(max_points, size), max_radius=radius, index_dtype=torch.int32
+    )
+    missing = rows < 0
 
     def filled(found: Tensor, *of_pair: int) -> Tensor:
         """0 in empty slots."""
@@ -246,8 +246,7 @@ def _nearest_within(
         return found.view(*shape, *of_pair)
 
     def neighbors() -> Tensor:
-        # Empty slots take points beyond the radius: else all their gradients, 0, would be added to one point.
-        at = rows.clamp(min=0)
+        at = distinct_rows(rows.flatten(0, -2), ~missing.flatten(0, -2), size).view(rows.shape)
         if points.ndim == 3:
             at = at + torch.arange(0, points.shape[:2].numel(), size, device=at.device)[:, None, None]
         return filled(rows_of(points.flatten(0, -2), at), points.shape[-1])

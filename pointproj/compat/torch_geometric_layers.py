@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - as everyone calls it
 
 from pointproj.compat.edges import boundaries, knn_rows
 from pointproj.compat.replacement import CannotReplace, Replacement, replace_layers
@@ -64,25 +63,28 @@ class _Convolution(nn.Module):
             except (AttributeError, StopIteration, TypeError, ValueError) as reason:
                 raise CannotReplace(f"its network cannot run on pairs: {reason}") from None
 
-    def listed(self, edges: Tensor, queries: int, waits: bool = False) -> NeighborList | Neighbors:
-        """The edges as the neighbours of each query; where a GPU need not be waited for, :func:`padded`."""
+    def listed(self, edges: Tensor, queries: int, loops: int = 0) -> NeighborList | Neighbors:
+        """The edges as the neighbours of each query, :func:`padded` unless compiled or captured: that waits.
+
+        With ``loops``, edges of a point to itself are none, but one for each of the first points.
+        """
         if not isinstance(edges, Tensor) or edges.layout != torch.strided:
             raise TypeError(f"expected edge_index as a dense (2, E) tensor; got {type(edges).__name__}")
         rows, targets = edges if self.sources_first else edges.flip(0)
-        targets, order = targets.sort(stable=True)
-        starts = torch.arange(queries + 1, device=edges.device, dtype=targets.dtype)
-        splits = torch.searchsorted(targets.contiguous(), starts)
-        lists = NeighborList(splits, rows[order], rows.new_zeros(len(rows), dtype=torch.float32))
-        static = torch.compiler.is_compiling() or (rows.is_cuda and not waits)
-        return lists if static else padded(lists)
-
-    def with_loops(self, edges: Tensor, count: int) -> Tensor:
-        """Edges without those of a point to itself, but one for each of the first points."""
-        edges = edges if self.sources_first else edges.flip(0)
-        own = torch.arange(count, device=edges.device, dtype=edges.dtype)
-        sources = torch.where(edges[0] == edges[1], NONE, edges[0])
-        made = torch.cat([torch.stack([sources, edges[1]]), own.expand(2, -1)], dim=1)
-        return made if self.sources_first else made.flip(0)
+        own = torch.arange(queries, device=edges.device, dtype=edges.dtype)
+        if not torch.compiler.is_compiling() and not (
+            rows.is_cuda and torch.cuda.is_current_stream_capturing()
+        ):
+            found = padded(sorted_list(rows, targets, queries, bool((targets.diff() < 0).any())))
+            if not loops:
+                return found
+            if isinstance(found, Neighbors):
+                others = torch.where(found.indices == own[:, None], NONE, found.indices)
+                return neighbors_of(torch.cat([others, torch.where(own < loops, own, NONE)[:, None]], dim=1))
+        if loops:
+            rows = torch.cat([torch.where(rows == targets, NONE, rows), own[:loops]])
+            targets = torch.cat([targets, own[:loops]])
+        return sorted_list(rows, targets, queries, True)
 
 
 HOOKS = ("propagate_forward_pre", "propagate_forward", "message_forward_pre", "message_forward")
@@ -96,8 +98,10 @@ class EdgeConv(_Convolution):
         self.nn = layer.nn
 
     def forward(self, x: Both, edge_index: Edges) -> Float[Tensor, "n channels"]:
-        """(M, out) from (N, F) and (M, F) features, or (N, F) of both, and the (2, E) edges."""
+        """(..., M, out) from (..., N, F) and (..., M, F) features, or one of both, and the (2, E) edges."""
         x = pair_of(x)
+        if x[0].ndim == 3:  # several sets of features on one graph
+            return torch.stack([self(own, edge_index) for own in zip(*x, strict=True)])
         return self._aggregated(x, self.listed(edge_index, len(x[1])))
 
     def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList | Neighbors) -> Tensor:
@@ -141,13 +145,10 @@ class PointNetConv(_Convolution):
         """(M, out) from (N, F) features or None, (N, D) and (M, D) positions, and the (2, E) edges."""
         x = x[0] if isinstance(x, tuple) else x
         sources, targets = pair_of(pos)
-        if self.add_self_loops:
-            edge_index = self.with_loops(edge_index, min(len(sources), len(targets)))
-        lists = self.listed(edge_index, len(targets))
+        loops = min(len(sources), len(targets)) if self.add_self_loops else 0
+        lists = self.listed(edge_index, len(targets), loops)
         network = layers_of(self.local_nn, sources if x is None else x)
-        if x is None:  # a feature of zeros, with a column of zeros
-            x = sources.new_zeros(len(sources), 1)
-            network.layers[0] = (F.pad(network.layers[0][0], (1, 0)), network.layers[0][1])
+        x = sources[:, :0] if x is None else x
         out = edge_mlp(x, targets, sources, lists, network, reduce=self.reduce)
         return out if self.global_nn is None else self.global_nn(out)
 
@@ -166,8 +167,7 @@ class PointTransformerConv(_Convolution):
     def forward(self, x: Both, pos: Both, edge_index: Edges) -> Float[Tensor, "m channels"]:
         """(M, out) from (N, F) and (M, F) features, or (N, F) of both, positions likewise, and the edges."""
         (of_sources, of_targets), (sources, targets) = pair_of(x), pair_of(pos)
-        if self.add_self_loops:
-            edge_index = self.with_loops(edge_index, min(len(sources), len(targets)))
+        loops = min(len(sources), len(targets)) if self.add_self_loops else 0
         keys, values = self.lin_src(of_sources), self.lin(of_sources)
         if self.attn_nn is None:
             one = torch.eye(keys.shape[1], dtype=keys.dtype, device=keys.device)
@@ -180,7 +180,7 @@ class PointTransformerConv(_Convolution):
             values,
             -targets,  # its relative position is target minus source
             -sources,
-            self.listed(edge_index, len(targets), waits=True),
+            self.listed(edge_index, len(targets), loops),
             groups=keys.shape[1],
             position_layers=layers_of(self.pos_nn, keys),
             score_layers=score,
@@ -192,12 +192,24 @@ def pair_of(given: Both) -> tuple[Tensor, Tensor]:
     return (given, given) if isinstance(given, Tensor) else given
 
 
+def sorted_list(rows: Tensor, targets: Tensor, queries: int, sorts: bool) -> NeighborList:
+    """The sources and targets of edges as a list, sorted by the targets."""
+    if sorts:
+        targets, order = targets.sort(stable=True)
+        rows = rows[order]
+    starts = torch.arange(queries + 1, device=targets.device, dtype=targets.dtype)
+    splits = torch.searchsorted(targets.contiguous(), starts)
+    return NeighborList(splits, rows, rows.new_zeros((), dtype=torch.float32).expand(len(rows)))
+
+
 def padded(lists: NeighborList) -> Neighbors | NeighborList:
     """The same as rows of one length, unless most slots would be empty; waits for the device."""
     counts = lists.row_splits.diff()
     slots = torch.arange(int(counts.max()) if len(counts) else 0, device=counts.device)
     if len(slots) * len(counts) > 2 * len(lists.indices):
         return lists
+    if len(slots) * len(counts) == len(lists.indices):  # all are as long
+        return neighbors_of(lists.indices.view(len(counts), len(slots)))
     at = (lists.row_splits[:-1, None] + slots).clamp(max=len(lists.indices) - 1)
     return neighbors_of(torch.where(slots < counts[:, None], lists.indices[at], NONE))
 

@@ -6,11 +6,13 @@ With r_ij = reference point j minus query point i, over the neighbours j of quer
 
 This is the edge convolution of Wang et al., Dynamic graph CNN, 2019, PointNet++'s set abstraction (Qi et
 al., 2017), and the integral transform of Li et al., Neural operator: graph kernel network, 2020. The first
-layer is linear, so features are multiplied by it before they are paired, and so are positions unless the
-distance is asked: W r_ij = W (p_j - o) - W (p_i - o), with the mean o of the reference points. The last is
-linear too, so sums and means are multiplied by it. No tensor of all pairs and channels is made.
+layer is linear, so features are multiplied by it before they are paired. So are positions, unless the
+distance is asked or the backend forms relative positions in its kernels: W r_ij = W (p_j - o) - W (p_i - o),
+with a median o of the reference points. The last is linear too, so sums and means are multiplied by it. No
+tensor of all pairs and channels is made.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -34,6 +36,7 @@ from pointproj.ops.registry import choose, modules
 from pointproj.ops.specification.clouds import finite_rows, linear_rows
 
 REDUCTIONS = ("mean", "sum", "max")
+OF_MEDIAN = 128  # points, spread over the rows
 
 
 def edge_mlp(
@@ -60,8 +63,8 @@ def edge_mlp(
     Parameters
     ----------
     features : (N, C) or (B, N, C) float tensor
-        Of the reference points, packed ones for ragged batches. float16, bfloat16, float32 or float64; sums
-        run in float32 or wider.
+        Of the reference points, packed ones for ragged batches; C may be 0. float16, bfloat16, float32 or
+        float64; sums run in float32 or wider.
     query_points, reference_points : (Q, D) and (N, D), or (B, Q, D) and (B, N, D), float32 or float64 tensor
         The points that were searched; with no coordinates, D = 0, the MLP gets no position.
     neighbors : Neighbors or NeighborList
@@ -75,9 +78,9 @@ def edge_mlp(
         Of the query points.
     with_distance : bool
         Whether the MLP gets the distance to the neighbour. Relative positions are then formed for each pair.
-        Without it, they are differences of products whose rounding is that of the cloud's extent: about
-        the machine epsilon times the largest distance from the mean of the reference points (of each cloud
-        in a dense batch, of all in a ragged one), instead of times the distance to the neighbour.
+        Without it, they may be differences of products whose rounding is that of the cloud's extent: about
+        the machine epsilon times the distance of the pair from the median of the reference points (of each
+        cloud in a dense batch, of all in a ragged one), instead of times the distance to the neighbour.
     multiply_features : bool, "only" or (..., N, out) float tensor
         Whether the MLP's result, of C channels, is multiplied by the neighbour's feature; ``"only"``:
         which is then no input of the MLP. A tensor has what to multiply by, one row for each reference
@@ -108,9 +111,9 @@ def edge_mlp(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
+    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features, least=0)
     arguments.check_points(query_points, reference_points, nowhere=not with_distance)
-    arguments.check_features(features, reference_points)
+    arguments.check_features(features, reference_points, least=0)
     check_lists(neighbors, query_points, reference_points)
     if reduce not in REDUCTIONS:
         raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}; got {reduce!r}")
@@ -122,25 +125,24 @@ def edge_mlp(
     only = isinstance(multiply_features, str) and multiply_features == "only"
     columns = _columns(given[0], features, query_points, query_features, with_distance, only)
     factors = _factors(multiply_features, features, given)
-    count = features.shape[:-1].numel()
-    rows, splits = packed_rows(neighbors, features, missing=count)
-    pairs, real = ListedPairs(rows, splits, count), torch.promote_types(features.dtype, torch.float32)
-    pair_weights = _pair_weights(pairs, weights, reference_weights, real)
+    count = math.prod(features.shape[:-1])
+    weighted = weights is not None or reference_weights is not None
+    # Kernels and chunks know which rows are none; only sums of weights need to be told.
+    rows, splits = packed_rows(neighbors, features, missing=count if weighted or reduce != "max" else -1)
+    pairs = ListedPairs(rows, splits, count) if weighted or reduce != "max" else None
+    real = torch.promote_types(features.dtype, torch.float32)
+    pair_weights = _pair_weights(pairs, weights, reference_weights, real) if weighted else None
     last = None
     if len(given) > 1 and reduce != "max" and not (factors is not None or kind.at_end):
         last, kind = given.pop(), kind._replace(at_end=True)
     empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
-    hidden = empty if only else linear_rows(features.flatten(0, -2), columns.feature)
-    of_queries = empty
-    if query_features is not None:
-        of_queries = linear_rows(query_features.flatten(0, -2).to(features.dtype), columns.query)
+    hidden, of_queries = _of_features(columns, features, query_features, empty)
     module = modules[choose(backend, features.device.type, "edge_mlp")]
-    places = (reference_points, query_points) if with_distance else _centred(reference_points, query_points)
-    places = [points.flatten(0, -2) for points in places]
+    is_short = len(given) == 1 and factors is None and reduce != "max" and query_points.shape[-1] > 0
+    places = [points.flatten(0, -2) for points in (reference_points, query_points)]
     first = [columns.place.to(real), columns.bias.to(real)]
-    if not with_distance:
-        hidden = _with_places(hidden, places[0].to(real), first[0])
-        of_queries = _with_places(of_queries, -places[1].to(real), first[0]) + first[1]
+    if not (with_distance or (module.PLACES_OF_PAIRS and is_short)):
+        hidden, of_queries = _with_places(hidden, of_queries, reference_points, query_points, *first)
         places, first = [points.detach()[:, :0] for points in places], [first[0].detach()[:, :0], none]
     of_layers = [*first, *(tensor.to(real) for layer in given[1:] for tensor in layer)]
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
@@ -191,25 +193,61 @@ def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: l
     return factors.flatten(0, -2).to(features.dtype)
 
 
+def _of_features(
+    columns: "_Columns", features: Tensor, query_features: Tensor | None, empty: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What the first layer makes of both features, one row for each point; no elements without columns."""
+    hidden = of_queries = empty
+    if columns.feature.shape[1]:
+        finite = finite_rows(features.flatten(0, -2))
+        hidden = linear_rows(*finite, columns.feature)
+    if query_features is not None:
+        if query_features is not features or hidden is empty:
+            finite = finite_rows(query_features.flatten(0, -2).to(features.dtype))
+        of_queries = linear_rows(*finite, columns.query)
+    return hidden, of_queries
+
+
 def _centred(reference_points: Tensor, query_points: Tensor) -> list[Tensor]:
-    """Both sets of points less the mean of the reference points that are finite, of each dense cloud."""
-    known = reference_points.detach()
-    finite = known.isfinite().all(-1, keepdim=True)
-    known = torch.where(finite, known, 0.0) / finite.sum(-2, keepdim=True).clamp(min=1)
-    centre = known.sum(-2, keepdim=True)
+    """Both sets of points less the median of some reference points, of each dense cloud.
+
+    Single points far away do not move it, and then nothing of other points is lost to rounding.
+    """
+    if not reference_points.numel():
+        return [reference_points, query_points]
+    rows = torch.arange(OF_MEDIAN, device=reference_points.device) * reference_points.shape[-2] // OF_MEDIAN
+    some = reference_points.detach().index_select(-2, rows).sort(-2).values
+    centre = some[..., OF_MEDIAN // 2, None, :].nan_to_num(0.0, 0.0, 0.0)
     return [points - centre for points in (reference_points, query_points)]
 
 
-def _with_places(values: Tensor, places: Tensor, weight: Tensor) -> Tensor:
-    """Add ``places @ weight.T``, not by a matrix product: that may round to TF32, or to autocast's type.
+def _with_places(
+    hidden: Tensor,
+    of_queries: Tensor,
+    reference_points: Tensor,
+    query_points: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Add ``W (p_j - o)`` to the one and ``b - W (p_i - o)`` to the other.
 
-    Differences of the result matter. A place that is not finite makes NaN, and no gradient.
+    The products are no matrix products: these may round to TF32, or to autocast's type, and differences of
+    the results matter. A place that is not finite makes NaN, and no gradient.
     """
-    places, made = finite_rows(places)
-    made = made + values if values.numel() else made
-    for place, column in zip(places.unbind(1), weight.unbind(1), strict=True):
+    sizes = [math.prod(points.shape[:-1]) for points in (reference_points, query_points)]
+    if not weight.shape[1]:
+        hidden = hidden if hidden.shape[1] else weight.new_zeros(sizes[0], len(weight))
+        return hidden, of_queries + bias if of_queries.shape[1] else bias.expand(sizes[1], -1)
+    centred = _centred(reference_points, query_points)
+    places, missing = finite_rows(torch.cat([points.flatten(0, -2) for points in centred]))
+    made = missing.to(weight.dtype)
+    for place, column in zip(places.to(weight.dtype).unbind(1), weight.unbind(1), strict=True):
         made = torch.addcmul(made, place[:, None], column)
-    return made
+    of_references, own = made.split(sizes)
+    own = bias - own
+    return hidden + of_references if hidden.shape[1] else of_references, (
+        of_queries + own if of_queries.shape[1] else own
+    )
 
 
 class _Columns(NamedTuple):

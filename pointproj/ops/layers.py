@@ -1,5 +1,6 @@
 """What networks of pairs are given: their layers, the lists, and what goes with each of them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -137,11 +138,11 @@ def _check_layer(name: str, layer: Any, like: Tensor) -> None:
 def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
     """Lists of these points. Values on a GPU are not read."""
     indices, queries = neighbors.indices, query_points.shape[:-1]
-    count = indices.shape[:-1].numel() if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
-    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != queries.numel():
+    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != math.prod(queries):
         raise ValueError(
-            f"neighbors must have a list for each of {queries.numel()} query points; got {count} lists, of "
-            f"indices {tuple(indices.shape)}: search these points"
+            f"neighbors must have a list for each of {math.prod(queries)} query points; got {count} lists, "
+            f"of indices {tuple(indices.shape)}: search these points"
         )
     if (
         indices.numel()

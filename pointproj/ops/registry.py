@@ -49,6 +49,8 @@ class Backend(Protocol):
         ``ONE_INDEX``. It is imported when the backend is chosen. None: they stand beside the others.
     ONE_INDEX : bool
         Whether the same tables serve both searches.
+    PLACES_OF_PAIRS : bool
+        Whether ``edge_mlp`` gets points, and no products with them, for the sums of one activation.
     list_weights : function or None
         ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
         kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the
@@ -62,6 +64,7 @@ class Backend(Protocol):
     EXPORTABLE: frozenset[str] = frozenset()
     FUNCTIONS: str | None = None
     ONE_INDEX: bool = False
+    PLACES_OF_PAIRS: bool = False
     list_weights: Callable[..., Tensor] | None = None
 
     def unavailable(self) -> str | None:
@@ -226,12 +229,12 @@ class Backend(Protocol):
     ) -> Float[Tensor, "q channels"]:
         """Sums of ``v_ij = weight_ij factor_j MLP(...)`` over each query's pairs, or the largest.
 
-        It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i``; ``with_distance``, it
-        adds ``weight_1 [r_ij, |r_ij|] + bias_1``, ``r_ij`` being reference minus query point. Without, these
-        are in hidden and of_queries, points are (N, 0) and (Q, 0), and weight_1 is (channels_1, 0). The other
-        layers follow, each after the activation, which ``active_at_end`` follows the last too. Layers and
-        weights have the dtype of sums, fp32 or fp64; hidden, factors and of_queries may be narrower. Tensors
-        without elements stand for what is not given.
+        It is 0 without any pair. The first layer makes ``hidden_j + of_queries_i``; given ``bias_1``, it adds
+        ``weight_1 r_ij + bias_1``, ``r_ij`` being reference minus query point, and ``with_distance``
+        ``|r_ij|`` behind it. Else these are in hidden and of_queries, points are (N, 0) and (Q, 0), and
+        weight_1 is (channels_1, 0). The other layers follow, each after the activation, which
+        ``active_at_end`` follows the last too. Layers and weights have the dtype of sums, fp32 or fp64;
+        hidden, factors and of_queries may be narrower. Tensors without elements stand for what is not given.
 
         The packed rows are int64, N for none: padded lists, or with ``row_splits`` one list after the other.
         Differentiable twice in all tensors but the rows. Of equally large values the first is chosen.
@@ -272,7 +275,7 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "list_weights")
+VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "PLACES_OF_PAIRS", "list_weights")
 FUNCTIONS = ("unavailable", "unavailable_on", "unbuilt", "build_index", "nearest", "knn_aggregate")
 
 

@@ -9,6 +9,8 @@ query i, for each group g of channels
 channels is made.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -88,7 +90,8 @@ def vector_attend(
             )
         layers.append([tensor.to(dtype) for layer in made for tensor in layer])
         kinds.extend(kind)
-    rows, splits = packed_rows(neighbors, keys, missing=keys.shape[:-1].numel())
+    missing = -1 if isinstance(neighbors, Neighbors) else math.prod(keys.shape[:-1])
+    rows, splits = packed_rows(neighbors, keys, missing)
     points = (p.flatten(0, -2).contiguous() for p in (reference_points, query_points))
     packed = (x.flatten(0, -2).to(dtype).contiguous() for x in (keys, values, queries))
     module = modules[choose(backend, queries.device.type, "vector_attend")]

@@ -81,6 +81,8 @@ def test_replaced_layers_have_the_same_results_and_gradients(model: Model, crowd
             assert results[1][name] is None, name
         else:
             torch.testing.assert_close(results[1][name], expected, rtol=1e-10, atol=1e-10, msg=name)
+    several = torch.stack([given[0], -given[0]])
+    torch.testing.assert_close(ours.edges(several, given[2]), model.edges(several, given[2]))
 
 
 def test_layers_that_cannot_be_replaced_say_why():

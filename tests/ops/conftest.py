@@ -26,4 +26,4 @@ def lists(where: Where) -> Iterator[Callable]:
 @pytest.fixture
 def few_pairs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks of pairs, the last one shorter than the others."""
-    monkeypatch.setattr(pair_lists, "VALUES_AT_ONCE", dict.fromkeys(pair_lists.VALUES_AT_ONCE, 700))
+    monkeypatch.setattr(pair_lists, "VALUES_AT_ONCE", dict.fromkeys(("cpu", "cuda"), 700))

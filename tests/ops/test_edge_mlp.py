@@ -217,11 +217,14 @@ def test_points_that_are_not_finite_reach_only_their_own_pairs(name, value, wher
 
 
 @pytest.mark.parametrize("name", ["everything", "edge-convolution"])
-def test_far_from_the_origin_relative_positions_are_as_exact_as_the_points(name, where: Where):
+@pytest.mark.parametrize("far", [1e4, 1e30])
+def test_far_from_the_origin_and_from_one_point_places_are_as_exact_as_points(name, far, where: Where):
     inputs, neighbors, layers, options = case(name, dtype=torch.float32, device=where.device)
     with torch.no_grad():
         for name in ("query_points", "reference_points"):
             inputs[name] += 1000.0
+        inputs["reference_points"][0] = far
+    neighbors.indices[neighbors.indices == 0] = -1
     expected = by_hand({n: t.double() for n, t in inputs.items()}, neighbors, layers.double(), options)
     got = apply(inputs, neighbors, layers.float(), options, where)
     torch.testing.assert_close(got.double(), expected, rtol=2e-6, atol=2e-6)

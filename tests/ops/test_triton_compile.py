@@ -17,6 +17,7 @@ from pointproj.ops.backends.triton import (  # noqa: E402
     knn_search,
     sums,
     vector_kernels,
+    vector_narrow,
 )
 
 POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
@@ -29,17 +30,20 @@ WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
 LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
 EDGES = {"PADDED": False, "HIDDEN": True, "OF_QUERIES": True, "WEIGHTED": True, "DISTANCE": True}
-EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "STEP": 8, "PLACES": True}
+EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "PLACES": True}
 FOLDED = {**EDGES, "PLACES": False, "DISTANCE": False}
-CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 3, "PRECISION": "tf32"}
-CHAIN |= {"N2": 16, "N3": 32, "N4": 16, "BLOCK": 16, "ACTIVATION": 0}
-ATTEND = {"PADDED": True, "SCORES": 16, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32"}
-ATTEND |= {"POSITION_ACT": 0, "POSITION_SLOPE": 0.01, "SCORE_ACT": 2, "SCORE_SLOPE": 0.01, "TILE": 2}
-ATTEND |= {"EXACT": False, "STEP": 8, "BLOCK": 16}
-ATTEND_GRADIENTS = {**ATTEND, "PLACES": True, "FIRST": True, "STORED": False}
-ATTEND_STORED = {**ATTEND_GRADIENTS, "STORED": True}
-NUMBERS = ["items", "references", "k", "channels", "n2", "n3", "n4", "outputs", "first_item", "last_item"]
-NUMBERS += ["inputs", "scores", "groups", "depth"]
+CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 2, "PRECISION": "tf32"}
+CHAIN |= {"N2": 16, "LAST": 32, "BLOCK": 16, "STEP": 8}
+ATTEND = {"PADDED": True, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32", "EXACT": False}
+ATTEND |= {"TILE": 2, "STEP": 8, "BLOCK": 16}
+NARROW = {**ATTEND, "SCORES": 16, "POSITION_ACT": 0, "POSITION_SLOPE": 0.01}
+NARROW |= {"SCORE_ACT": 2, "SCORE_SLOPE": 0.01}
+NARROW_GRADIENTS = {**NARROW, "PLACES": True, "FIRST": True}
+ATTEND |= {"ACT": 0, "SLOPE": 0.01, "ENDS": True}
+INPUTS = {"PADDED": True, "PLACES": True, "FIRST": True, "ACT": 0, "SLOPE": 0.01, "BLOCK": 32}
+INPUTS |= {"TILE": 8, "STEP": 4}
+NUMBERS = ["items", "references", "k", "channels", "n2", "outputs", "first_item", "last_item"]
+NUMBERS += ["inputs", "scores", "groups", "depth", "first_query", "last_query", "first_slot", "last_slot"]
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -56,11 +60,16 @@ KERNELS = {
     "edge-gradients-folded": (edge_mlp.gradient_kernel, {**FOLDED, "FLAGS": 26}),
     "edge-gradients": (edge_mlp.gradient_kernel, {**EDGES, "FLAGS": 63}),
     "pairs-chain": (edge_chains.chain_kernel, CHAIN),
-    "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127, "STORED": False}),
-    "pairs-chain-stored": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 10, "STORED": True}),
+    "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127}),
+    "pairs-narrow": (vector_narrow.narrow_kernel, NARROW),
+    "pairs-narrow-gradients": (
+        vector_narrow.narrow_gradient_kernel,
+        {**NARROW, "PLACES": True, "FIRST": True},
+    ),
     "pairs-attend": (vector_kernels.attend_kernel, ATTEND),
-    "pairs-attend-stored": (vector_kernels.attend_gradient_kernel, ATTEND_STORED),
-    "pairs-attend-gradients": (vector_kernels.attend_gradient_kernel, ATTEND_GRADIENTS),
+    "pairs-attend-gradients": (vector_kernels.attend_gradient_kernel, ATTEND),
+    "pairs-inputs": (vector_kernels.inputs_kernel, {**INPUTS, "BACKWARD": False}),
+    "pairs-inputs-gradients": (vector_kernels.inputs_kernel, {**INPUTS, "BACKWARD": True}),
     "gradients-gaussian": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS, "KERNEL": 1, "REDUCE": 1}),
 }
 

@@ -114,25 +114,15 @@ def test_sums_of_many_points(sigma: float, device: str):
     torch.testing.assert_close(gradient, wanted)
 
 
-@pytest.mark.parametrize(("narrow", "size"), [(0, 2**12), (64, 2**26), (64, 0)])
-def test_layers_of_pairs_in_chunks_and_by_atomics(
-    narrow: int, size: int, device: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(pairs, "NARROW", narrow)
-    monkeypatch.setattr(pairs, "CHUNK_BYTES", size)
-    where = Where("triton", device)
-    for module, name, form in (
-        (test_edge_mlp, "everything", "csr"),
-        (test_vector_attention, "two", "padded"),
-    ):
-        given = (
-            module.case(form, name, device=device)
-            if name == "two"
-            else module.case(name, form, device=device)
-        )
-        got, expected = module.apply(*given, where), module.by_hand(*given)
-        of = {n: t for n, t in module.named(given[0], given[2]).items() if n != "score_layers.2.bias"}
-        test_edge_mlp.compare(got, expected, of)
+@pytest.mark.parametrize("form", ["padded", "csr"])
+def test_attention_of_wide_layers_in_chunks(form: str, device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pairs, "NARROW", 0)
+    monkeypatch.setattr(pairs, "CHUNK_BYTES", 2**12)
+    given = test_vector_attention.case(form, "two", device=device)
+    got = test_vector_attention.apply(*given, Where("triton", device))
+    of = test_vector_attention.named(given[0], given[2])
+    of.pop("score_layers.2.bias")
+    test_edge_mlp.compare(got, test_vector_attention.by_hand(*given), of)
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])

@@ -23,7 +23,7 @@ LAYERS = {
     "one-active": (nn.Sequential(nn.Linear(3, 6), nn.SiLU()), nn.Sequential(nn.Linear(6, 2), nn.Tanh())),
     "active": (
         nn.Sequential(nn.Linear(3, 9), nn.SiLU(), nn.Linear(9, 6), nn.SiLU()),
-        nn.Sequential(nn.Linear(6, 2), nn.Tanh()),
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh()),
     ),
 }
 

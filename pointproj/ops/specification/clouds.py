@@ -121,12 +121,11 @@ def chunks_of(lists: Tensor, width: int) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, len(lists), size))
 
 
-def linear_rows(rows: Tensor, weight: Tensor) -> Tensor:
-    """``rows @ weight.T``, without a gradient of the weight from rows that are not finite.
+def linear_rows(finite: Tensor, missing: Tensor, weight: Tensor) -> Tensor:
+    """``rows @ weight.T`` of :func:`finite_rows`, without a gradient of the weight from other rows.
 
     No pair may have such a row, and 0 times NaN is NaN. The result is NaN there.
     """
-    finite, missing = finite_rows(rows)
     return torch.addmm(missing.expand(-1, len(weight)), finite, weight.t())
 
 

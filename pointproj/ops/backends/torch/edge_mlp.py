@@ -1,8 +1,8 @@
 """Edge networks in plain torch, in chunks of pairs.
 
 What a pair needs of the first layer's products with features is computed before, one row a reference point
-(``hidden``) and one a query (``of_queries``). With the distance, the relative position r_ij and its length
-are multiplied here; without it, W r_ij + b is in those two:
+(``hidden``) and one a query (``of_queries``). With a bias, the relative position r_ij, and its length if
+asked, are multiplied here; without one, W r_ij + b is in those two:
 
     v_ij = [further layers of] act(hidden_j + of_queries_i [+ W r_ij + b])    out_i = sum_j w_ij v_ij factor_j
 
@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from pointproj.ops.backends.torch.pair_chunks import PairFunction
+from pointproj.ops.backends.torch.pair_lists import PairLists
+from pointproj.ops.bridge.torch_op import torch_op
 from pointproj.ops.specification.activations import activated
 from pointproj.ops.specification.reference import safe_sqrt
 
@@ -24,7 +26,37 @@ LAYERS = tuple((f"weight_{number}", f"bias_{number}") for number in (1, 2, 3, 4)
 
 def edge_mlp(*args: Any) -> Tensor:
     """The sums or the largest: see :meth:`pointproj.ops.registry.Backend.edge_mlp`."""
-    return _edge_mlp(*args)[0]
+    inputs = dict(zip(EDGE_MLP.parameters, args, strict=True))
+    further = ("bias_1", "weight_2", "factors", "weights")  # the first: relative positions of pairs
+    if inputs["active_at_end"] or any(inputs[name].numel() for name in further):
+        return _edge_mlp(*args)[0]
+    if not inputs["largest"] or inputs["row_splits"] is not None or not inputs["rows"].numel():
+        return _edge_mlp(*args)[0]
+    return _largest_sums(inputs["hidden"], inputs["of_queries"], inputs["rows"])
+
+
+def _largest_sums(hidden: Tensor, of_queries: Tensor, rows: Tensor) -> Tensor:
+    """The largest of ``hidden_j + of_queries_i``: what a query adds does not change which it is."""
+    row = _largest_rows(hidden.detach(), rows)
+    made = hidden.gather(0, row.clamp(max=len(hidden) - 1)) + of_queries
+    return torch.where(row < len(hidden), made, 0.0)
+
+
+def _find_largest(values: Tensor, rows: Tensor) -> tuple[Tensor]:
+    """The row of the largest value of each query and channel, the first of several; N or more for none."""
+    lists = PairLists(rows, None, len(values))
+    found = rows.new_empty(len(rows), values.shape[1])
+    padded = lists.with_spare(values, -torch.inf)
+    for at in lists.chunks(values.shape[1]):
+        found[at] = lists.rows[at].gather(1, lists.of_references(at, padded).max(1).indices)
+    return (found,)
+
+
+_largest_rows = torch_op(
+    "pointproj::torch_largest_rows",
+    _find_largest,
+    lambda values, rows: (((rows.shape[0], values.shape[1]), rows.dtype),),
+)
 
 
 def _values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
@@ -42,10 +74,11 @@ def _values(inputs: dict[str, Any], exists: Tensor) -> Tensor:
 
 
 def _first_layer(inputs: dict[str, Any], exists: Tensor) -> Tensor:
-    if not inputs["with_distance"]:
+    if not inputs["bias_1"].numel():
         return inputs["hidden"] + inputs["of_queries"]
     places = relative_places(inputs, exists, inputs["weight_1"].dtype)
-    places = torch.cat([places, safe_sqrt(places.square().sum(-1, keepdim=True))], dim=-1)
+    if inputs["with_distance"]:
+        places = torch.cat([places, safe_sqrt(places.square().sum(-1, keepdim=True))], dim=-1)
     values = linear_places(places, inputs["weight_1"], inputs["bias_1"], inputs["hidden"])
     return values + inputs["of_queries"] if inputs["of_queries"].numel() else values
 

@@ -30,6 +30,7 @@ class PairFunction(NamedTuple):
     width: Callable[[dict[str, Any]], int]  # most numbers of a pair in one tensor
     dtype_like: str  # the tensor that has the dtype of sums
     reduced: bool  # whether the result is the sum over each query's pairs, or with ``largest`` the largest
+    masks: bool = False  # whether values of pairs that do not exist are 0, but for queries without pairs
 
     @property
     def differentiable(self) -> tuple[str, ...]:
@@ -62,9 +63,8 @@ class PairFunction(NamedTuple):
 
     def forward(self, *args: Any) -> tuple[Tensor, Tensor]:
         inputs = dict(zip(self.parameters, args, strict=True))
-        shape, dtype = self.outputs(*args)[0]
         with _Call(self, inputs) as call:
-            return call.forward(inputs[self.dtype_like].new_zeros(shape, dtype=dtype))
+            return call.forward(*self.outputs(*args)[0])
 
     def backward(self, grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalTensors:
         with _Call(self, saved.inputs) as call:
@@ -91,12 +91,14 @@ class _Call:
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
 
-    def forward(self, result: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        rows, result = self.inputs["rows"], None
         if self.inputs["largest"]:
-            return self.lists.largest(self._all_values, result)
+            return self.lists.largest(self._all_values, rows.new_zeros(shape, dtype=dtype))
         for at, values in self._all_values():
-            self._put(at, result, self.lists.masked(at, values))
-        return result, self.inputs["rows"].new_empty(0, dtype=torch.int32)
+            result = self._put(at, result, self._masked(at, values))
+        none = rows.new_empty(0, dtype=torch.int32)
+        return (rows.new_zeros(shape, dtype=dtype) if result is None else self._with_pairs(result)), none
 
     def backward(self, grad: Tensor, needs: dict[str, bool], winners: Tensor) -> OptionalTensors:
         totals = self._totals([name for name in self.function.differentiable if needs[name]])
@@ -110,15 +112,16 @@ class _Call:
 
     def second_backward(self, directions: Tensors, grad: Tensor, winners: Tensor) -> Tensors:
         names = self.function.differentiable
-        totals, d_grad = self._totals(names), torch.zeros_like(grad)
+        totals, d_grad = self._totals(names), None
         along = self._chunks(self._prepared(dict(zip(names, directions, strict=True))))
         for (at, given), (_, by) in zip(self._chunks(self._prepared(self.inputs)), along, strict=True):
             upstream = self._upstream(at, grad, winners)
             of_grad, *own = second_gradients(
                 lambda *values, at=at: self._values(at, values), given, upstream, by
             )
-            self._put(at, d_grad, self._masked(at, of_grad, winners))
+            d_grad = self._put(at, d_grad, self._masked(at, of_grad, winners))
             self._add(at, totals, own)
+        d_grad = torch.zeros_like(grad) if d_grad is None else self._with_pairs(d_grad)
         return (d_grad, *(self._finished(name, totals[name]) for name in names))
 
     def _prepared(self, values: dict[str, Any]) -> dict[str, Tensor]:
@@ -155,20 +158,26 @@ class _Call:
         return self.function.values(inputs, self.lists.exists[at])
 
     def _upstream(self, at: slice, grad: Tensor, winners: Tensor) -> Tensor:
-        own = self.lists.of_queries(at, grad) if self.function.reduced else grad[at]
+        own = self.lists.of_queries(at, self._with_pairs(grad)) if self.function.reduced else grad[at]
         return self._masked(at, own.expand(*self.lists.rows[at].shape, -1), winners)
 
-    def _masked(self, at: slice, values: Tensor, winners: Tensor) -> Tensor:
+    def _with_pairs(self, values: Tensor) -> Tensor:
+        """Values of queries, 0 for those without pairs if the function does not see to it."""
+        return torch.where(self.lists.has_pairs[:, None], values, 0.0) if self.function.masks else values
+
+    def _masked(self, at: slice, values: Tensor, winners: Tensor | None = None) -> Tensor:
         """Zeros in pairs that are none, or that are not the largest."""
         if self.inputs["largest"]:
             return torch.where(self.lists.is_chosen(at, winners), values, 0.0)
-        return self.lists.masked(at, values)
+        return values if self.function.masks else self.lists.masked(at, values)
 
-    def _put(self, at: slice, result: Tensor, values: Tensor) -> None:
+    def _put(self, at: slice, result: Tensor | None, values: Tensor) -> Tensor:
         if self.function.reduced:
-            self.lists.add_to_queries(at, result, values)
-        else:
-            result[at] = values
+            return self.lists.add_to_queries(at, result, values)
+        if result is None:
+            result = values.new_zeros(*self.lists.rows.shape, values.shape[-1])
+        result[at] = values
+        return result
 
     def _add(self, at: slice, totals: dict[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Add what pairs of a chunk give to tensors like the inputs, those of references with spare rows."""
@@ -178,22 +187,26 @@ class _Call:
             if name in self.function.references:
                 self.lists.add_to_references(at, totals[name], values)
             elif name in self.function.queries:
-                self.lists.add_to_queries(at, totals[name], values)
+                totals[name] = self.lists.add_to_queries(at, totals[name], values)
             elif name in self.function.pairs:
                 totals[name][at] = values.view(totals[name][at].shape)
             else:
-                totals[name] += values
+                totals[name] = values if totals[name] is None else totals[name] + values
 
-    def _totals(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Zeros like the inputs, in the dtype of sums."""
-        made = {}
+    def _totals(self, names: Sequence[str]) -> dict[str, Tensor | None]:
+        """Zeros like the inputs of references, with spare rows, and of pairs, in the dtype of sums."""
+        made = dict.fromkeys(names)
         for name in names:
             like = self.inputs[name]
             dtype = torch.promote_types(like.dtype, torch.float32)
-            made[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
-            if name in self.function.references and name in self.given:
-                made[name] = self.lists.with_spare(made[name])
+            if name in self.given and name in self.function.references:
+                made[name] = like.new_zeros(len(like) + self.lists.spare, like.shape[1], dtype=dtype)
+            elif name in self.function.pairs:
+                made[name] = torch.zeros(like.shape, dtype=dtype, device=like.device)
         return made
 
-    def _finished(self, name: str, total: Tensor) -> Tensor:
-        return total[: len(self.inputs[name])].to(self.inputs[name].dtype)
+    def _finished(self, name: str, total: Tensor | None) -> Tensor:
+        like = self.inputs[name]
+        if total is None:
+            return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        return total[: len(like)].to(like.dtype).contiguous()

@@ -1,5 +1,6 @@
 """Chunks of neighbour lists: what their pairs take from queries and reference points, and give to them."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -7,24 +8,31 @@ from torch import Tensor
 
 from pointproj.ops.specification.clouds import queries_of
 
-# Numbers of a chunk's widest tensor: 2 MiB of fp32 on a CPU, 128 MiB on a GPU, whose launches small chunks
-# wait for. A derivative holds several such tensors.
-VALUES_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
+# Numbers of a chunk's widest tensor: 2 MiB of fp32 on a CPU. On a GPU, whose launches small chunks wait for,
+# one part in PART_OF_GPU of its memory: 280 MiB of 140 GiB. A derivative holds several such tensors.
+VALUES_AT_ONCE = {"cpu": 2**19}
+PART_OF_GPU = 512
 SPARE = 256  # rows of zeros behind the others, for missing neighbours: a GPU adds to one row serially
+
+
+def _values_at_once(device: torch.device) -> int:
+    if device.type in VALUES_AT_ONCE:
+        return VALUES_AT_ONCE[device.type]
+    return torch.cuda.get_device_properties(device).total_memory // (4 * PART_OF_GPU)
 
 
 class PairLists:
     """Neighbour lists, ``rows`` (Q, K), or (M,) with ``row_splits``; other rows are missing."""
 
     def __init__(self, rows: Tensor, row_splits: Tensor | None, references: int) -> None:
-        missing = (rows < 0) | (rows >= references)
+        self.exists = (rows >= 0) & (rows < references)
         spare = references
         if rows.is_cuda:
             numbers = torch.arange(rows.numel(), device=rows.device).view(rows.shape)
             spare = references + (numbers & (SPARE - 1))
-        self.rows = torch.where(missing, spare, rows)
-        self.exists = ~missing
+        self.rows = torch.where(self.exists, rows, spare)
         self.references, self.padded = references, row_splits is None
+        self.spare = SPARE if rows.is_cuda else 1
         self.queries = len(rows) if row_splits is None else len(row_splits) - 1
         self.query = None if row_splits is None else queries_of(row_splits, len(rows))
 
@@ -32,13 +40,13 @@ class PairLists:
         """Parts of the lists whose pairs have at most so many numbers each."""
         if not (self.rows.numel() and self.queries and self.references):
             return
-        size = max(1, VALUES_AT_ONCE[self.rows.device.type] // (self.rows[:1].numel() * width))
+        size = max(1, _values_at_once(self.rows.device) // (self.rows[:1].numel() * width))
         for first in range(0, len(self.rows), size):
             yield slice(first, min(first + size, len(self.rows)))
 
-    def with_spare(self, values: Tensor) -> Tensor:
-        """Values (N, C) of reference points, and rows of zeros that missing neighbours have."""
-        return torch.nn.functional.pad(values, (0, 0, 0, SPARE if values.is_cuda else 1))
+    def with_spare(self, values: Tensor, missing: float = 0.0) -> Tensor:
+        """Values (N, C) of reference points, and rows of what missing neighbours have."""
+        return torch.nn.functional.pad(values, (0, 0, 0, self.spare), value=missing)
 
     def of_references(self, at: slice, padded: Tensor) -> Tensor:
         """Of each pair of a chunk: (m, K, C) or (m, C); the values are from :meth:`with_spare`."""
@@ -49,7 +57,7 @@ class PairLists:
         """Values (Q, C) of each pair's query: (m, 1, C) or (m, C)."""
         return values[at, None] if self.padded else values.index_select(0, self.query[at])
 
-    @property
+    @functools.cached_property
     def has_pairs(self) -> Tensor:
         """Whether a query has a neighbour: (Q,)."""
         if self.padded:
@@ -105,9 +113,16 @@ class PairLists:
         """Add values of pairs to (N + spare, C)."""
         total.index_add_(0, self.rows[at].flatten(), values.reshape(-1, total.shape[1]).to(total.dtype))
 
-    def add_to_queries(self, at: slice, total: Tensor, values: Tensor) -> None:
-        """Add values of pairs to (Q, C)."""
+    def add_to_queries(self, at: slice, total: Tensor | None, values: Tensor) -> Tensor:
+        """Add values of pairs to (Q, C), of which None has none yet."""
+        values = values.sum(1) if self.padded else values
+        if self.padded and at == slice(0, len(self.rows)):
+            return values
+        if total is None:
+            dtype = torch.promote_types(values.dtype, torch.float32)
+            total = values.new_zeros(self.queries, values.shape[-1], dtype=dtype)
         if self.padded:
-            total[at] += values.sum(1)
+            total[at] = values
         else:
-            total.index_add_(0, self.query[at], values)
+            total.index_add_(0, self.query[at], values.to(total.dtype))
+        return total

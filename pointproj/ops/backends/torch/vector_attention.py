@@ -50,7 +50,7 @@ def attended(inputs: dict[str, Any]) -> Tensor:
     if inputs["row_splits"] is None:
         return _attended(*inputs.values())[0]
     scores, _ = _scores(*(inputs[name] for name in _SCORES.parameters))
-    pairs = ListedPairs(inputs["rows"], inputs["row_splits"], len(inputs["reference_points"]))
+    pairs = ListedPairs(inputs["rows"], inputs["row_splits"], inputs["reference_points"].shape[0])
     inputs = inputs | {"weights": softmax_of_lists(scores, pairs)}
     return _sums(*(inputs[name] for name in _SUMS.parameters))[0]
 
@@ -133,12 +133,14 @@ ATTENDED = PairFunction(
     width=_width,
     dtype_like="position_weight_1",
     reduced=True,
+    masks=True,
 )
 _SCORES = ATTENDED._replace(
     values=_score_values,
     references=("reference_points", "keys"),
     channels=lambda inputs: last_width(inputs, "score"),
     reduced=False,
+    masks=False,
 )
 _SUMS = ATTENDED._replace(
     values=_summed_values,
@@ -146,6 +148,7 @@ _SUMS = ATTENDED._replace(
     queries=("query_points",),
     pairs=("weights",),
     shared=tuple(name for layer in LAYERS_OF["position"] for name in layer),
+    masks=False,
 )
 _attended = ATTENDED.operator("pointproj::torch_vector_attend")
 _scores = _SCORES.operator("pointproj::torch_vector_scores")

@@ -32,7 +32,6 @@ from pointproj.ops.backends.triton.pairs import (
     places_of_pairs,
     rows_of_places,
     steps_at,
-    store_pairs,
     sums_of_queries,
     tile_of_pairs,
     times,
@@ -44,7 +43,7 @@ from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 MOST_PRODUCTS, MOST_CHANNELS = 2, 128  # more take longer than chunks of torch, as an H200 says
 ROWS = ("reference_points", "hidden", "query_points", "of_queries", "weights", "factors")
-CHAIN = plain.LAYERS[1:]
+CHAIN = plain.LAYERS[1 : 1 + MOST_PRODUCTS]
 
 
 def edge_mlp(*args: Any) -> Tensor:
@@ -56,7 +55,7 @@ def edge_mlp(*args: Any) -> Tensor:
 
 def _is_served(inputs: dict[str, Any]) -> bool:
     """Whether there are a few products for pairs, and none too wide."""
-    counts = [len(inputs[weight]) for weight, _ in CHAIN if inputs[weight].numel()]
+    counts = [len(inputs[weight]) for weight, _ in plain.LAYERS[1:] if inputs[weight].numel()]
     if not 0 < len(counts) <= MOST_PRODUCTS or max(counts) > MOST_CHANNELS:
         return False
     widths = [pairs.width_of(count) for count in counts]
@@ -87,13 +86,16 @@ def _prepared(inputs: dict[str, Any], backward: bool) -> tuple:
         "LARGEST": inputs["largest"],
         "PRODUCTS": len(counts),
         "PRECISION": pairs.precision(),
-    } | dict(zip(("N2", "N3", "N4"), [*widths, 16, 16][:3], strict=True))
+        "N2": widths[0],
+        "LAST": widths[-1],
+    }
     of = pairs.lists(inputs, backward)
     names = ("hidden", "of_queries", "weights", "factors")
     layers = [inputs[name] for layer in CHAIN for name in layer]
     tensors = [*(inputs[name] for name in names), places, *layers]
-    numbers = [channels, *[*counts, 0, 0][:3], counts[-1]]
-    return of, [*tensors, *numbers], constants | pairs.launch_options(max(widths), of, backward)
+    kind = "narrow chain" if max(widths) <= pairs.NARROW else "backward"
+    options = pairs.launch_options(kind if backward else "forward", of, backward)
+    return of, [*tensors, channels, counts[0], counts[-1]], constants | options
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
@@ -122,27 +124,17 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     flags = [made[name].numel() > 0 for name in ROWS]
     flags += [inputs["bias_1"].numel() > 0 and (needs["weight_1"] or needs["bias_1"])]
     d_places = real.new_zeros(COPIES.value, OF_LAYER.value, len(real))
-    widths = [width for weight, _ in CHAIN for width in inputs[weight].shape[::-1]]
-    is_stored = max(widths) > pairs.NARROW
-    copies = () if is_stored else (COPIES.value,)
-    totals = [real.new_zeros(*copies, *inputs[name].shape) for layer in CHAIN for name in layer]
-    for first, last, grid in pairs.chunks(of, constants, sum(widths) * real.element_size() * is_stored):
-        slots = (last - first) * of.k if is_stored else 0
-        kept = [real.new_empty(slots, width) for width in widths]
+    names = [name for layer in CHAIN for name in layer]
+    layers = [real.new_zeros(COPIES.value, *inputs[name].shape) for name in names]
+    if of.items and of.k:
         launch(
-            chain_gradient_kernel, grid, *of, *shared, first, last, grads[0], saved.outputs[1],
-            *made.values(), d_places, *totals, *kept,
-            FLAGS=sum(1 << place for place, flag in enumerate(flags) if flag), STORED=is_stored, **constants,
+            chain_gradient_kernel, pairs.grid_of(of, 0, of.items, constants), *of, *shared, grads[0],
+            saved.outputs[1], *made.values(), d_places, *layers,
+            FLAGS=sum(1 << place for place, flag in enumerate(flags) if flag), **constants,
         )  # fmt: skip
-        if is_stored:
-            for i in range(0, len(totals), 2):
-                totals[i].addmm_(kept[i + 1].t(), kept[i])
-                totals[i + 1] += kept[i + 1].sum(0)
-    if not is_stored:
-        totals = [total.sum(0) for total in totals]
     columns = d_places.sum(0)
     made |= {"weight_1": weight_of_places(columns, inputs), "bias_1": columns[-1]}
-    made |= dict(zip((name for layer in CHAIN for name in layer), totals, strict=True))
+    made |= {name: layer.sum(0) for name, layer in zip(names, layers, strict=True)}
 
     def finished(name: str) -> Tensor | None:
         given = inputs[name]
@@ -171,13 +163,13 @@ def next_layer(
 
 @triton.jit
 def chain_of(
-    hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, weight_4, bias_4, channels, n2, n3, n4,
+    hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, channels, n2, outputs,
     row, query, hit, x, y, z, distance,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr,
     ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, PRODUCTS: tl.constexpr, N2: tl.constexpr,
-    N3: tl.constexpr, N4: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Results of the layers of pairs; those of missing layers are the last layer's."""
+    """Results of both layers of pairs; those of a missing layer are the other's."""
     o = tl.arange(0, N2)
     second = tl.broadcast_to(tl.load(bias_2 + o, mask=o < n2, other=0.0)[None, :], [row.shape[0], N2])
     for start in range(0, channels, BLOCK):
@@ -190,27 +182,23 @@ def chain_of(
         second = times(values, weight_2, channel, channels, 1, o, n2, channels, second, PRECISION)
     third = second
     if PRODUCTS > 1:
-        third = next_layer(second, weight_3, bias_3, n2, n3, N3, ACTIVATION, SLOPE, PRECISION)
-    fourth = third
-    if PRODUCTS > 2:
-        fourth = next_layer(third, weight_4, bias_4, n3, n4, N4, ACTIVATION, SLOPE, PRECISION)
-    return second, third, fourth
+        third = next_layer(second, weight_3, bias_3, n2, outputs, LAST, ACTIVATION, SLOPE, PRECISION)
+    return second, third
 
 
 @triton.jit
 def chain_kernel(
     rows, row_splits, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3, weight_4, bias_4,
-    channels, n2, n3, n4, outputs, result, winners,
+    hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3,
+    channels, n2, outputs, result, winners,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr, FACTORS: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
     ENDS: tl.constexpr,
     LARGEST: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr, N2: tl.constexpr,
-    N3: tl.constexpr, N4: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    LAST: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Sums or the largest for a tile of queries."""
     real: tl.constexpr = layer.dtype.element_ty
-    LAST: tl.constexpr = N2 if PRODUCTS == 1 else (N3 if PRODUCTS == 2 else N4)
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     exists = query < items
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
@@ -222,10 +210,10 @@ def chain_kernel(
         at, row, hit = steps_at(rows, begin, end, step, references, TILE, STEP)
         if PLACES:
             x, y, z, distance = places_of_pairs(reference_points, query_points, row, own, hit, real, DISTANCE)
-        _, _, values = chain_of(
-            hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, weight_4, bias_4, channels,
-            n2, n3, n4, row, own, hit, x, y, z, distance, HIDDEN, OF_QUERIES, PLACES, DISTANCE, ACTIVATION,
-            SLOPE, PRODUCTS, N2, N3, N4, PRECISION, BLOCK,
+        _, values = chain_of(
+            hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, channels, n2, outputs, row, own,
+            hit, x, y, z, distance, HIDDEN, OF_QUERIES, PLACES, DISTANCE, ACTIVATION, SLOPE, PRODUCTS,
+            N2, LAST, PRECISION, BLOCK,
         )  # fmt: skip
         if ENDS:
             values, _ = activated(values, ACTIVATION, SLOPE)
@@ -248,32 +236,23 @@ def chain_kernel(
 
 
 @triton.jit
-def add_layer(
-    d_weight, d_bias, kept_in, kept_out, d_out, x, slot, inside, i, n_in, o, n_out,
-    STORED: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add the gradients of a layer from a tile's pairs, or store what a matrix product makes them of."""
-    if STORED:
-        store_pairs(kept_in, x, slot, inside, i, n_in)
-        store_pairs(kept_out, d_out, slot, inside, o, n_out)
-    else:
-        add_product(d_weight, d_out, x, i, n_in, o, n_out, PRECISION)
-        program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        target = d_bias + (program % COPIES) * n_out + o
-        tl.atomic_add(target, tl.sum(d_out, 0), mask=o < n_out, sem="relaxed")
+def add_bias(d_bias, d_out, o, n_out):
+    """Add the gradient of a bias from a tile's pairs, in one of several copies."""
+    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    target = d_bias + (program % COPIES) * n_out + o
+    tl.atomic_add(target, tl.sum(d_out, 0), mask=o < n_out, sem="relaxed")
 
 
 @triton.jit
 def previous_layer(
-    d_out, values, weight, d_weight, d_bias, kept_in, kept_out, slot, inside, n_in, n_out,
-    ACTIVATION: tl.constexpr, SLOPE: tl.constexpr, STORED: tl.constexpr, PRECISION: tl.constexpr,
+    d_out, values, weight, d_weight, d_bias, n_in, n_out, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a layer's results, from that of the next layer's, whose own gradients are added."""
     active, slope = activated(values, ACTIVATION, SLOPE)
     i, o = tl.arange(0, values.shape[1]), tl.arange(0, d_out.shape[1])
-    add_layer(
-        d_weight, d_bias, kept_in, kept_out, d_out, active, slot, inside, i, n_in, o, n_out, STORED, PRECISION
-    )
+    add_product(d_weight, d_out, active, i, n_in, o, n_out, PRECISION)
+    add_bias(d_bias, d_out, o, n_out)
     empty = tl.zeros([values.shape[0], values.shape[1]], values.dtype)
     return times(d_out, weight, o, n_out, n_in, i, n_in, 1, empty, PRECISION) * slope
 
@@ -281,34 +260,31 @@ def previous_layer(
 @triton.jit
 def chain_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3, weight_4, bias_4,
-    channels, n2, n3, n4, outputs, first_item, last_item, grad, winners,
+    hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3,
+    channels, n2, outputs, grad, winners,
     d_reference, d_hidden, d_query, d_of_queries, d_weights, d_factors, d_layer,
-    d_weight_2, d_bias_2, d_weight_3, d_bias_3, d_weight_4, d_bias_4,
-    in_2, out_2, in_3, out_3, in_4, out_4,
-    FLAGS: tl.constexpr, STORED: tl.constexpr,
+    d_weight_2, d_bias_2, d_weight_3, d_bias_3, FLAGS: tl.constexpr,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr, FACTORS: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
     ENDS: tl.constexpr,
     LARGEST: tl.constexpr, PRODUCTS: tl.constexpr, PRECISION: tl.constexpr, N2: tl.constexpr,
-    N3: tl.constexpr, N4: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    LAST: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what :func:`chain_kernel` reads, as far as ``FLAGS`` says, from a tile of pairs."""
     real: tl.constexpr = layer.dtype.element_ty
     P: tl.constexpr = TILE * STEP
-    LAST: tl.constexpr = N2 if PRODUCTS == 1 else (N3 if PRODUCTS == 2 else N4)
-    query, exists, at, row, hit, inside = tile_of_pairs(
-        rows, query_of, first_item, last_item, references, k, PADDED, TILE, STEP
+    query, exists, at, row, hit, _ = tile_of_pairs(
+        rows, query_of, 0, items, references, k, PADDED, TILE, STEP
     )
     own, o = per_pair(query, TILE, STEP), tl.arange(0, LAST)
     x = tl.zeros([P], real)
     y, z, distance = x, x, x
     if PLACES:
         x, y, z, distance = places_of_pairs(reference_points, query_points, row, own, hit, real, DISTANCE)
-    second, third, values = chain_of(
-        hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, weight_4, bias_4, channels,
-        n2, n3, n4, row, own, hit, x, y, z, distance, HIDDEN, OF_QUERIES, PLACES, DISTANCE, ACTIVATION, SLOPE,
-        PRODUCTS, N2, N3, N4, PRECISION, BLOCK,
+    second, values = chain_of(
+        hidden, of_queries, layer, weight_2, bias_2, weight_3, bias_3, channels, n2, outputs, row, own, hit,
+        x, y, z, distance, HIDDEN, OF_QUERIES, PLACES, DISTANCE, ACTIVATION, SLOPE, PRODUCTS, N2, LAST,
+        PRECISION, BLOCK,
     )  # fmt: skip
     there = hit[:, None] & (o < outputs)[None, :]
     if LARGEST:
@@ -332,25 +308,13 @@ def chain_gradient_kernel(
     if FLAGS & 32:
         tl.atomic_add(d_factors + at_row, d_values * values * weight[:, None], mask=there, sem="relaxed")
     d_values = tl.where(there, d_values * factor * weight[:, None] * slope, 0.0)
-    slot = at - first_item * k
-    if PRODUCTS > 2:
-        d_values = previous_layer(
-            d_values, third, weight_4, d_weight_4, d_bias_4, in_4, out_4, slot, inside, n3, n4,
-            ACTIVATION, SLOPE, STORED, PRECISION,
-        )  # fmt: skip
     if PRODUCTS > 1:
         d_values = previous_layer(
-            d_values, second, weight_3, d_weight_3, d_bias_3, in_3, out_3, slot, inside, n2, n3,
-            ACTIVATION, SLOPE, STORED, PRECISION,
+            d_values, second, weight_3, d_weight_3, d_bias_3, n2, outputs, ACTIVATION, SLOPE, PRECISION,
         )  # fmt: skip
     d_values = tl.where(hit[:, None], d_values, 0.0)
     o = tl.arange(0, N2)
-    if STORED:
-        store_pairs(out_2, d_values, slot, inside, o, n2)
-    else:
-        program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        of_bias = d_bias_2 + (program % COPIES) * n2 + o
-        tl.atomic_add(of_bias, tl.sum(d_values, 0), mask=o < n2, sem="relaxed")
+    add_bias(d_bias_2, d_values, o, n2)
     rx, ry, rz = tl.zeros([P], real), tl.zeros([P], real), tl.zeros([P], real)
     for start in range(0, channels, BLOCK):
         channel = start + tl.arange(0, BLOCK)
@@ -364,10 +328,7 @@ def chain_gradient_kernel(
             times(d_values, weight_2, o, n2, channels, channel, channels, 1, d_first, PRECISION) * slope_1
         )
         d_first = tl.where(hit[:, None], d_first, 0.0)
-        if STORED:
-            store_pairs(in_2, active, slot, inside, channel, channels)
-        else:
-            add_product(d_weight_2, d_values, active, channel, channels, o, n2, PRECISION)
+        add_product(d_weight_2, d_values, active, channel, channels, o, n2, PRECISION)
         inner = (channel < channels)[None, :]
         if FLAGS & 2:
             of_hidden = d_hidden + row[:, None] * channels + channel[None, :]

@@ -30,13 +30,9 @@ from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels, triton_op
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-# Of each kernel: queries of a tile, and pairs of each that are processed together, for an H200. They
-# determine the order of sums, as the channels of a block do.
-LAUNCH = {
-    "sum_kernel": {"TILE": 8, "STEP": 4, "num_warps": 4},
-    "gradient_kernel": {"TILE": 4, "STEP": 4, "num_warps": 4},
-}
-MOST_BLOCK = 64
+# Of each kernel: numbers of a tile for each thread, four of them, are read at once, also narrow ones.
+LAUNCH = {"sum_kernel": {"num_warps": 4}, "gradient_kernel": {"num_warps": 4}}
+OF_THREAD, MOST_BLOCK = 4, 32
 
 
 def edge_mlp(*args: Any) -> Tensor:
@@ -128,7 +124,6 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
     if inputs["bias_1"].numel():
         points = [in_space(given) for given in points]
         layer = rows_of_places(inputs)
-    options |= LAUNCH[kernel.__name__]
     queries = rows.shape[0] if splits is None else splits.shape[0] - 1
     network = _Network(
         rows, rows if splits is None else splits, *points, inputs["hidden"], inputs["of_queries"],
@@ -136,23 +131,17 @@ def _launch(kernel: Any, inputs: dict[str, Any], *args: Any, **options: Any) -> 
         rows.shape[1] if splits is None else 1, channels,
     )  # fmt: skip
     block = min(MOST_BLOCK, max(16, triton.next_power_of_2(channels)))
+    options |= LAUNCH[kernel.__name__]
+    tile = OF_THREAD * 32 * options["num_warps"] // block
     launch(
-        kernel, (cdiv(queries, options["TILE"]), cdiv(channels, block)), *network, *args,
+        kernel, (cdiv(queries, tile), cdiv(channels, block)), *network, *args,
         PADDED=splits is None, HIDDEN=inputs["hidden"].numel() > 0,
         OF_QUERIES=inputs["of_queries"].numel() > 0,
         WEIGHTED=inputs["weights"].numel() > 0,
         PLACES=inputs["bias_1"].numel() > 0, DISTANCE=inputs["with_distance"],
         ACTIVATION=NUMBER_OF[inputs["activation"]] if inputs["active_at_end"] else IDENTITY,
-        SLOPE=inputs["slope"], BLOCK=block, **options,
+        SLOPE=inputs["slope"], BLOCK=block, TILE=tile, **options,
     )  # fmt: skip
-
-
-@triton.jit
-def pairs_at(rows, begin, end, step, references, STEP: tl.constexpr):
-    """Slots (TILE, STEP) of pairs, their rows, and which of them exist."""
-    at = begin[:, None] + step + tl.arange(0, STEP)[None, :]
-    row = tl.load(rows + at, mask=at < end[:, None], other=-1).to(tl.int64)
-    return at, row, (row >= 0) & (row < references)
 
 
 @triton.jit
@@ -160,53 +149,65 @@ def places_of(
     reference_points, row, hit, px, py, pz, real: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr
 ):
     """Reference minus query point, and the distance, 0 where there is no pair; zeros unless asked for."""
-    x = tl.zeros([row.shape[0], row.shape[1]], real)
+    x = tl.zeros([row.shape[0]], real)
     y, z, distance = x, x, x
     if PLACES:
         x, y, z = load_points(reference_points, row, hit, 0.0)
-        x = tl.where(hit, x - px[:, None], 0.0).to(real)
-        y = tl.where(hit, y - py[:, None], 0.0).to(real)
-        z = tl.where(hit, z - pz[:, None], 0.0).to(real)
+        x = tl.where(hit, x - px, 0.0).to(real)
+        y = tl.where(hit, y - py, 0.0).to(real)
+        z = tl.where(hit, z - pz, 0.0).to(real)
     if DISTANCE:
         distance = rounded_root(x * x + y * y + z * z)
     return x, y, z, distance
 
 
 @triton.jit
-def constants_of(
-    query, exists, channel, channels, of_queries, layer, real: tl.constexpr, OF_QUERIES: tl.constexpr,
-    PLACES: tl.constexpr,
+def of_tile(
+    query_points, of_queries, layer, query, exists, channel, channels,
+    OF_QUERIES: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
-    """What all pairs of a query add: (TILE, BLOCK)."""
+    """What the pairs of a tile share: query points, what queries add (TILE, BLOCK), the layer of places."""
+    real: tl.constexpr = layer.dtype.element_ty
     inside = channel < channels
+    px, py, pz = (
+        tl.zeros([query.shape[0]], real),
+        tl.zeros([query.shape[0]], real),
+        tl.zeros([query.shape[0]], real),
+    )
     constant = tl.zeros([query.shape[0], channel.shape[0]], real)
+    wx = tl.zeros([channel.shape[0]], real)
+    wy, wz, wd = wx, wx, wx
     if PLACES:
+        px, py, pz = load_points(query_points, query, exists, 0.0)
+        wx = tl.load(layer + channel, mask=inside, other=0.0)
+        wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
+        wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
         constant += tl.load(layer + 4 * channels + channel, mask=inside, other=0.0)[None, :]
+    if DISTANCE:
+        wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
     if OF_QUERIES:
         at = query[:, None] * channels + channel[None, :]
         there = exists[:, None] & inside[None, :]
         constant += tl.load(of_queries + at, mask=there, other=0.0).to(real)
-    return constant
+    return px, py, pz, constant, wx, wy, wz, wd
 
 
 @triton.jit
 def first_layer(
-    hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+    hidden, row, there, channel, channels, constant, x, y, z, distance, wx, wy, wz, wd,
     HIDDEN: tl.constexpr, PLACES: tl.constexpr, DISTANCE: tl.constexpr,
 ):  # fmt: skip
-    """Results of the first layer: (TILE, STEP, BLOCK)."""
-    inside = channel < channels
-    values = constant[:, None, :] + tl.zeros([row.shape[0], row.shape[1], channel.shape[0]], constant.dtype)
-    if PLACES:
-        wx = tl.load(layer + channel, mask=inside, other=0.0)
-        wy = tl.load(layer + channels + channel, mask=inside, other=0.0)
-        wz = tl.load(layer + 2 * channels + channel, mask=inside, other=0.0)
-        values += x[:, :, None] * wx + y[:, :, None] * wy + z[:, :, None] * wz
-    if DISTANCE:
-        values += distance[:, :, None] * tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
+    """Results of the first layer for one pair of each query: (TILE, BLOCK)."""
+    values = constant
     if HIDDEN:
-        more = tl.load(hidden + row[:, :, None] * channels + channel, mask=there, other=0.0)
+        more = tl.load(hidden + row[:, None] * channels + channel[None, :], mask=there, other=0.0)
         values += more.to(values.dtype)
+    if PLACES:
+        values += x[:, None] * wx[None, :]
+        values += y[:, None] * wy[None, :]
+        values += z[:, None] * wz[None, :]
+    if DISTANCE:
+        values += distance[:, None] * wd[None, :]
     return values
 
 
@@ -216,32 +217,32 @@ def sum_kernel(
     queries, references, k, channels, sums,
     PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Sums of some channels for a tile of queries."""
     real: tl.constexpr = layer.dtype.element_ty
     query = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     exists = query < queries
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
-    if PLACES:
-        px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, PLACES)
+    px, py, pz, constant, wx, wy, wz, wd = of_tile(
+        query_points, of_queries, layer, query, exists, channel, channels, OF_QUERIES, PLACES, DISTANCE
+    )
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
     total = tl.zeros([TILE, BLOCK], real)
-    for step in range(0, tl.max(end - begin), STEP):
-        at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
+    for step in range(0, tl.max(end - begin)):
+        at = begin + step
+        row = tl.load(rows + at, mask=at < end, other=-1)
+        hit = (row >= 0) & (row < references)
         x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, PLACES, DISTANCE)
-        there = hit[:, :, None] & (channel < channels)[None, None, :]
+        there = hit[:, None] & (channel < channels)[None, :]
         values = first_layer(
-            hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+            hidden, row, there, channel, channels, constant, x, y, z, distance, wx, wy, wz, wd,
             HIDDEN, PLACES, DISTANCE,
         )  # fmt: skip
         values, _ = activated(values, ACTIVATION, SLOPE)
         if WEIGHTED:
-            values *= tl.load(weights + at, mask=hit, other=0.0)[:, :, None]
-        total += tl.sum(tl.where(there, values, 0.0), 1)
+            values *= tl.load(weights + at, mask=hit, other=0.0)[:, None]
+        total += tl.where(there, values, 0.0)
     out = exists[:, None] & (channel < channels)[None, :]
     tl.store(sums + query[:, None] * channels + channel[None, :], total, mask=out)
 
@@ -253,8 +254,7 @@ def gradient_kernel(
     grad, d_reference, d_hidden, d_query, d_of_queries, d_weights, d_layer,
     PADDED: tl.constexpr, HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    FLAGS: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
+    BLOCK: tl.constexpr, FLAGS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what :func:`sum_kernel` reads, as far as ``FLAGS`` says, in the order of the arguments."""
     real: tl.constexpr = layer.dtype.element_ty
@@ -262,48 +262,48 @@ def gradient_kernel(
     exists = query < queries
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < channels
-    px, py, pz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
-    if PLACES:
-        px, py, pz = load_points(query_points, query, exists, 0.0)
-    constant = constants_of(query, exists, channel, channels, of_queries, layer, real, OF_QUERIES, PLACES)
+    px, py, pz, constant, wx, wy, wz, wd = of_tile(
+        query_points, of_queries, layer, query, exists, channel, channels, OF_QUERIES, PLACES, DISTANCE
+    )
     out = query[:, None] * channels + channel[None, :]
     upstream = tl.load(grad + out, mask=exists[:, None] & inside[None, :], other=0.0)
     begin, end = lists_of(query, exists, row_splits, k, PADDED)
     d_constant = tl.zeros([TILE, BLOCK], real)
     dx, dy, dz, dd = d_constant, d_constant, d_constant, d_constant
     qx, qy, qz = tl.zeros([TILE], real), tl.zeros([TILE], real), tl.zeros([TILE], real)
-    for step in range(0, tl.max(end - begin), STEP):
-        at, row, hit = pairs_at(rows, begin, end, step, references, STEP)
+    for step in range(0, tl.max(end - begin)):
+        at = begin + step
+        row = tl.load(rows + at, mask=at < end, other=-1)
+        hit = (row >= 0) & (row < references)
         x, y, z, distance = places_of(reference_points, row, hit, px, py, pz, real, PLACES, DISTANCE)
-        there = hit[:, :, None] & inside[None, None, :]
+        there = hit[:, None] & inside[None, :]
         values = first_layer(
-            hidden, layer, row, there, channel, channels, constant, x, y, z, distance,
+            hidden, row, there, channel, channels, constant, x, y, z, distance, wx, wy, wz, wd,
             HIDDEN, PLACES, DISTANCE,
         )  # fmt: skip
         values, slope = activated(values, ACTIVATION, SLOPE)
-        d_values = tl.where(there, upstream[:, None, :] * slope, 0.0)
+        d_values = tl.where(there, upstream * slope, 0.0)
         if FLAGS & 16:
-            own = tl.sum(tl.where(there, upstream[:, None, :] * values, 0.0), 2)
+            own = tl.sum(tl.where(there, upstream * values, 0.0), 1)
             tl.atomic_add(d_weights + at, own, mask=hit, sem="relaxed")
         if WEIGHTED:
-            d_values *= tl.load(weights + at, mask=hit, other=0.0)[:, :, None]
+            d_values *= tl.load(weights + at, mask=hit, other=0.0)[:, None]
         if FLAGS & 2:
-            target = d_hidden + row[:, :, None] * channels + channel
+            target = d_hidden + row[:, None] * channels + channel[None, :]
             tl.atomic_add(target, d_values, mask=there, sem="relaxed")
-        d_constant += tl.sum(d_values, 1)
+        d_constant += d_values
         if FLAGS & 32:
-            dx += tl.sum(d_values * x[:, :, None], 1)
-            dy += tl.sum(d_values * y[:, :, None], 1)
-            dz += tl.sum(d_values * z[:, :, None], 1)
+            dx += d_values * x[:, None]
+            dy += d_values * y[:, None]
+            dz += d_values * z[:, None]
             if DISTANCE:
-                dd += tl.sum(d_values * distance[:, :, None], 1)
+                dd += d_values * distance[:, None]
         if FLAGS & 5:
-            rx = tl.sum(d_values * tl.load(layer + channel, mask=inside, other=0.0), 2)
-            ry = tl.sum(d_values * tl.load(layer + channels + channel, mask=inside, other=0.0), 2)
-            rz = tl.sum(d_values * tl.load(layer + 2 * channels + channel, mask=inside, other=0.0), 2)
+            rx = tl.sum(d_values * wx[None, :], 1)
+            ry = tl.sum(d_values * wy[None, :], 1)
+            rz = tl.sum(d_values * wz[None, :], 1)
             if DISTANCE:
-                wd = tl.load(layer + 3 * channels + channel, mask=inside, other=0.0)
-                along = tl.sum(d_values * wd, 2) / tl.where(distance > 0, distance, 1.0)
+                along = tl.sum(d_values * wd[None, :], 1) / tl.where(distance > 0, distance, 1.0)
                 rx += along * x
                 ry += along * y
                 rz += along * z
@@ -312,9 +312,9 @@ def gradient_kernel(
                 tl.atomic_add(target, rx, mask=hit, sem="relaxed")
                 tl.atomic_add(target + 1, ry, mask=hit, sem="relaxed")
                 tl.atomic_add(target + 2, rz, mask=hit, sem="relaxed")
-            qx += tl.sum(rx, 1)
-            qy += tl.sum(ry, 1)
-            qz += tl.sum(rz, 1)
+            qx += rx
+            qy += ry
+            qz += rz
     if FLAGS & 4:
         target = d_query + 3 * query
         tl.atomic_add(target, -qx, mask=exists, sem="relaxed")

@@ -51,6 +51,7 @@ __all__ = [
     "vector_attend",
 ]
 ONE_INDEX = True  # the cell list
+PLACES_OF_PAIRS = True
 
 
 def build_index(

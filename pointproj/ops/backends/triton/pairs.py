@@ -19,20 +19,22 @@ from pointproj.ops.bridge.triton_op import cdiv
 from pointproj.ops.specification.activations import ACTIVATIONS
 from pointproj.ops.specification.clouds import queries_of
 
-# As measured on an H200: PAIRS of a tile, and BLOCK inputs of the first
-# product that are computed at once; "wide" has more than 128 outputs. In NARROW layers gradients of weights
-# are added by atomics, else pairs of a chunk of at most CHUNK_BYTES are stored for a matrix product of torch.
+# As measured on an H200: PAIRS of a tile, and BLOCK inputs of a product that are computed at once. Attention
+# of layers that are not NARROW has products of torch, for pairs of at most CHUNK_BYTES at a time, and kernels
+# for "queries", "rows" and "inputs".
 _COMMON = {"PAIRS": 64, "BLOCK": 32, "num_warps": 4, "num_stages": 1}
 LAUNCH = {
     "forward": _COMMON,
     "backward": _COMMON,
-    "wide forward": {**_COMMON, "num_warps": 8},
-    "wide backward": {**_COMMON, "PAIRS": 32},
+    "narrow chain": {**_COMMON, "maxnreg": 128},
+    "queries": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "num_warps": 2},
+    "rows": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "maxnreg": 128},
+    "inputs": {**_COMMON, "BLOCK": 64},
 }
 STEPS = (16, 8, 4)
 MOST_CHANNELS = 256
 NARROW = 64
-CHUNK_BYTES = 2**26
+CHUNK_BYTES = 2**27
 NUMBER_OF = {name: number for number, name in enumerate(ACTIVATIONS)}
 IDENTITY = len(ACTIVATIONS)
 COPIES = tl.constexpr(64)  # of a layer's gradients: programs that add to the same one wait for each other
@@ -69,9 +71,9 @@ def in_space(points: Tensor) -> Tensor:
     return points if points.shape[1] == 3 else pad(points, (0, 3 - points.shape[1]))
 
 
-def launch_options(width: int, of: Lists, backward: bool) -> dict[str, int]:
+def launch_options(kind: str, of: Lists, backward: bool) -> dict[str, int]:
     """PAIRS as TILE queries times STEP of each, where few steps are empty, and the rest of the options."""
-    options = dict(LAUNCH["wide " * (width > 128) + ("backward" if backward else "forward")])
+    options = dict(LAUNCH[kind])
     pairs = options.pop("PAIRS")
     if of.PADDED:
         step = min(STEPS, key=lambda step: (cdiv(of.k, step) * step, -step))
@@ -80,16 +82,17 @@ def launch_options(width: int, of: Lists, backward: bool) -> dict[str, int]:
     return options | {"TILE": pairs // step, "STEP": step}
 
 
-def chunks(
-    of: Lists, options: dict[str, int], bytes_of_pair: int
-) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """First and last item of each chunk, and its grid of programs; with 0 bytes there is one."""
-    size = max(1, of.items)
-    if bytes_of_pair:
-        size = max(1, CHUNK_BYTES // (bytes_of_pair * max(1, of.k) * options["TILE"])) * options["TILE"]
+def chunks(of: Lists, bytes_of_pair: int) -> Iterator[tuple[int, int]]:
+    """First and last item of each chunk."""
+    size = max(1, CHUNK_BYTES // (bytes_of_pair * max(1, of.k)))
+    size -= size % 64 if size > 64 else 0  # kernels are compiled anew for numbers that 16 divides
     for first in range(0, of.items if of.k else 0, size):
-        last = min(first + size, of.items)
-        yield first, last, (cdiv(last - first, options["TILE"]), cdiv(of.k, options["STEP"]))
+        yield first, min(first + size, of.items)
+
+
+def grid_of(of: Lists, first: int, last: int, options: dict[str, int]) -> tuple[int, int]:
+    """Programs of a backward kernel for some items."""
+    return cdiv(last - first, options["TILE"]), cdiv(of.k, options["STEP"])
 
 
 def power_of_two(count: int) -> int:
@@ -108,7 +111,7 @@ def width_of(channels: int) -> int:
 def fits(like: Tensor, width: int, weights: int = 0) -> bool:
     """Whether tiles of the widest layer, and so many weights, fit a GPU's registers and shared memory."""
     size = max(options["PAIRS"] for options in LAUNCH.values())
-    block = max(options["BLOCK"] for options in LAUNCH.values())
+    block = max(options.get("BLOCK", 0) for options in LAUNCH.values())
     numbers = (size + block) * width + 3 * size * 64 + weights
     room = 2**32
     if like.is_cuda:
@@ -319,13 +322,6 @@ def add_product(d_weight, d_out, x, i, n_in, o, n_out, PRECISION: tl.constexpr):
     target = d_weight + (program % COPIES) * n_in * n_out + o[:, None] * n_in + i[None, :]
     own = tl.dot(tl.trans(d_out), x, input_precision=PRECISION, out_dtype=x.dtype)
     tl.atomic_add(target, own, mask=(o < n_out)[:, None] & (i < n_in)[None, :], sem="relaxed")
-
-
-@triton.jit
-def store_pairs(into, values, at, inside, column, channels):
-    """Store values of pairs for a matrix product of torch."""
-    there = inside[:, None] & (column < channels)[None, :]
-    tl.store(into + at[:, None] * channels + column[None, :], values, mask=there)
 
 
 @triton.jit
