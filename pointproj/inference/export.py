@@ -132,6 +132,11 @@ def network_to_export(
     path: Path, content: dict[str, Any], config: Config, backend: str, device: torch.device
 ) -> CloudField:
     """Make the network of a checkpoint as it is traced; raise ExportError if it has no plain form."""
+    if "statistics" in content:
+        raise ExportError(
+            "a network of target=field cannot be exported as a program, since `predict` places samples and "
+            "scales values: --hub FOLDER writes its weights"
+        )
     name = config.projector.name
     if name in WITHOUT_PLAIN_FORM:
         raise ExportError(

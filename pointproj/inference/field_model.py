@@ -44,7 +44,10 @@ class FieldModel:
         statistics.require_parameters(given)
         needs_normals = statistics.on_surface and config.projector.normals
         if needs_normals and sample.normals is None:
-            raise DataError("the network was trained with normals, and the file has none: give a mesh")
+            raise DataError(
+                "the network was trained with normals, and the file has none: give a mesh, or an NPZ file "
+                "with the arrays points and normals"
+            )
         origin = sample.points.mean(0)
         cloud = cloud_of(sample, origin, config.data.points, np.random.default_rng(CLOUD_SEED))
         if len(cloud) < config.projector.fewest_points:

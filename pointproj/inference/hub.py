@@ -59,7 +59,8 @@ def _card(config: Config, run: Path) -> Iterator[str]:
     yield from ("tags: [point-cloud]", "---", f"# {name}: {target.title}", "", "```python")
     yield from (f"from {module} import {name}", "", f'network = {name}.from_pretrained("FOLDER")')
     features = config.projector.normals or target.is_measured
-    inputs = f"query_points, reference_points{', features=features' * features}"
+    inputs = "query_points, reference_points" + ", features=features" * features
+    inputs += ", query_features=query_features" * target.is_measured
     yield from (f"values = network({inputs})  # (Q, 3), (N, 3) -> (Q, C)", "```", "")
     if features:
         yield "Features of a point are its position, its normal if there are normals, then parameters."

@@ -46,7 +46,10 @@ def predict_values(given: argparse.Namespace, target: str) -> None:
     if target == "field":
         model = FieldModel.load(given.checkpoint, given.device)
         if where == "grid" and model.statistics.on_surface:
-            raise DataError("the network was trained with values on surfaces: leave --points grid out")
+            raise DataError(
+                "the network was trained with values on surfaces: leave --points grid out, "
+                f"and end --out with {', '.join(SUFFIXES)}"
+            )
         if unknown := parameters.keys() - {*model.statistics.parameters}:
             has = ", ".join(model.statistics.parameters) or "none"
             raise DataError(

@@ -82,7 +82,7 @@ def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)  # overrides have brackets
     if not console.is_terminal:
         console.width = 160
     failed = sum(row["status"] != "ok" for row in rows)
@@ -103,7 +103,7 @@ def _print_table(folder: Path, rows: list[dict[str, Any]]) -> None:
     console.print(table)
     for row in rows:
         if row["error"]:
-            console.print(f"job {row['job']}: {row['error']}", style="red", markup=False, highlight=False)
+            console.print(f"job {row['job']}: {row['error']}", style="red", highlight=False)
 
 
 def main(arguments: Sequence[str]) -> int:

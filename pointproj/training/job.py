@@ -147,7 +147,8 @@ def _forget_last_job() -> None:
 
         from pointproj.runtime.memory import empty_cache, reset_peak
 
-        torch.compiler.reset()
+        if "torch._dynamo" in sys.modules:  # otherwise the call imports it, for a second
+            torch.compiler.reset()
         gc.collect()
         empty_cache()
         reset_peak()

@@ -10,7 +10,9 @@ from pointproj.geometry.files.measured import read_geometry
 from pointproj.geometry.files.points import read_cloud
 from pointproj.geometry.meshes import Mesh
 from pointproj.inference.evaluate_fields import evaluate_fields
+from pointproj.inference.export import ExportError, export
 from pointproj.inference.field_model import FieldModel
+from pointproj.inference.hub import write_folder
 from pointproj.inference.predict import main
 from pointproj.inference.trained_model import load_trained
 from pointproj.training import checkpoint
@@ -92,8 +94,12 @@ def test_what_is_missing_is_named(run, tmp_path):
         main([str(run), str(tmp_path / "result.npz"), "--out", str(tmp_path / "result.npz")])
     with pytest.raises(DataError, match=r"a VTU file may hold a volume, so write .*result\.vtu"):
         main([str(run), str(tmp_path / "a.vtu"), "--out", str(tmp_path / "result.vtp")])
-    with pytest.raises(DataError, match="values on surfaces: leave --points grid out"):
+    with pytest.raises(DataError, match=r"leave --points grid out, and end --out with \.vtp"):
         main([str(run), str(tmp_path / "cloud.npz"), "--points", "grid"])
+    with pytest.raises(ExportError, match=r"target=field cannot be exported.*--hub FOLDER"):
+        export(run, tmp_path, device="cpu")
+    write_folder(run, tmp_path / "hub")
+    assert "features=features, query_features=query_features)" in (tmp_path / "hub/README.md").read_text()
 
 
 @pytest.mark.parametrize("target", ["udf", "sdf"])

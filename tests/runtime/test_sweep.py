@@ -170,7 +170,7 @@ def test_a_sweep_without_any_record_has_failed(tmp_path, capsys):
 
 
 def test_the_table_is_made_again_from_the_folder(tmp_path, capsys):
-    job(tmp_path, 0, status="ok")
+    job(tmp_path, 0, status="ok", overrides=["data.fields=[pressure]"])
     for folder, reason in ((tmp_path, "it has no multirun.yaml"), (tmp_path / "none", "it does not exist")):
         with pytest.raises(SystemExit, match="2"):
             main(["sweep", str(folder)])
@@ -178,5 +178,6 @@ def test_the_table_is_made_again_from_the_folder(tmp_path, capsys):
     assert not (tmp_path / "summary.csv").exists()
     (tmp_path / sweep.MARK).touch()
     assert main(["sweep", str(tmp_path)]) == 0
-    assert "1 jobs, 0 failed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("1 jobs, 0 failed", "data.fields=[pressure]"))
     assert (tmp_path / "summary.csv").read_text().startswith("job,status,overrides,backend,device,loss")

@@ -106,7 +106,10 @@ def chosen(
     there = "; ".join(f"its {place} have {_listed(found)}" for place, found in arrays.items())
     if missing:
         raise ValueError(f"has no field {', '.join(missing)}: {there}")
-    raise ValueError(f"has {', '.join(fields)} partly at points and partly at cells: {there}")
+    raise ValueError(
+        f"has {', '.join(fields)} partly at points and partly at cells, and one network takes fields of one "
+        f"of them: {there}"
+    )
 
 
 def columns(values: np.ndarray, name: str) -> Float[np.ndarray, "n c"]:
