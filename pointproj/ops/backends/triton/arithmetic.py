@@ -55,6 +55,16 @@ def power(x):
 
 
 @triton.jit
+def reciprocal(x):
+    """1 / x, by the approximation of the hardware."""
+    if _INTERPRETED or x.dtype == tl.float64:
+        result = 1.0 / x
+    else:
+        result = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    return result
+
+
+@triton.jit
 def is_finite(x, y, z):
     """Which points are finite."""
     return (tl.abs(x) < float("inf")) & (tl.abs(y) < float("inf")) & (tl.abs(z) < float("inf"))
