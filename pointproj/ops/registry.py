@@ -363,13 +363,21 @@ def choose(name: str, device_type: str, operator: str) -> str:
     chosen, why = resolve(name, device_type, operator)
     if name == "auto":
         _log_once("backend auto -> %s: %s", chosen, why)
-    if chosen not in modules:
-        modules[chosen] = functions_of(chosen)
+    if not hasattr(modules, chosen):
+        setattr(modules, chosen, functions_of(chosen))
     return chosen
 
 
 # As torch.compiler.assume_constant_result marks it, but without importing the compiler: that takes seconds.
 choose._dynamo_marked_constant = True
 
-modules: dict[str, Backend] = {}  # a plain dict: torch.compile can look into it
+
+class _Modules:
+    """The functions of backends by name, as attributes: a tracer also sees those loaded while it runs."""
+
+    def __getitem__(self, name: str) -> Backend:
+        return getattr(self, name)
+
+
+modules = _Modules()
 _log_once = functools.cache(log.info)

@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import pointproj
 from pointproj.benchmark.cases import Case, Problem
+from pointproj.ops.registry import modules
 from tests.conftest import Where
 from tests.ops.cases import by_id, uniform
 from tests.oracle import INPUTS, assert_close, run
@@ -214,6 +215,20 @@ def test_auto_chooses_inside_the_graph():
 
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert_close("aggregated", compiled(problem), function(problem))
+
+
+def test_a_backend_is_loaded_inside_the_graph(monkeypatch: pytest.MonkeyPatch):
+    problem = by_id("plain").problem()
+
+    def function(problem: Problem) -> Tensor:
+        points = problem[:2]
+        found = pointproj.knn(*points, 4, backend="native")
+        lists = pointproj.Neighbors(found[1], found[0])
+        return pointproj.aggregate(problem.features, lists, sigma=0.1, backend="torch")
+
+    expected = function(problem)
+    monkeypatch.delattr(modules, "torch")
+    assert_close("aggregated", torch.compile(function, fullgraph=True, backend="eager")(problem), expected)
 
 
 def _compilations(operator: str, cases: list[Case], where: Where, dynamic: bool | None) -> list[int]:
