@@ -284,7 +284,7 @@ class Training:
         self.logger.metrics({f"test/{name}": value for name, value in tested.means().items()}, position.step)
         compared = report.comparison(tested, baseline, position.errors[0][1])
         count = len(self.data.test)
-        unseen = f"{count} unseen mesh{'es' * (count != 1)}"
+        unseen = f"{count} unseen sample{'s' * (count != 1)}"
         test = "the training cloud" if config.data.name == "gaussian" else unseen
         write = report.text if self.measure is None else report.fields_text
         log.info("\n%s", write(compared, config.target.name, test, self.baseline_name))
@@ -335,12 +335,12 @@ class Training:
         held_out = "no" if data.validation is None else len(data.validation)
         batches = size if count == 1 else f"{count} x {size} in {count} processes"
         log.info(
-            f"data      {len(data.train)} training, {held_out} validation and {len(data.test)} test meshes; "
+            f"data      {len(data.train)} training, {held_out} validation and {len(data.test)} test samples; "
             f"batches of {batches}, {loader.steps_per_epoch} steps an epoch, {self.total_steps} in all"
         )
         if data.validation is None:
-            taken = "best.pt is chosen by the test meshes" if self.chooses else "last.pt is the result"
-            log.warning("no training meshes are held out: %s", taken)
+            taken = "best.pt is chosen by the test samples" if self.chooses else "last.pt is the result"
+            log.warning("no training samples are held out: %s", taken)
         if loader.shapes_a_step > len(data.train):
-            words = "training.batch_size=%d exceeds the number of training meshes: each step takes all %d"
+            words = "training.batch_size=%d exceeds the number of training samples: each step takes all %d"
             log.warning(words, size, len(data.train))

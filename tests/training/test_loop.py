@@ -170,7 +170,7 @@ def test_without_validation_meshes_the_test_meshes_choose_and_a_warning_says_so(
     monkeypatch.setattr(loop, "prepare", lambda *_: made)
     metrics = train(config, RunFolder(tmp_path / "run"))
     assert metrics["validation"] == metrics["metric_value"]
-    assert "best.pt is chosen by the test meshes" in caplog.text
+    assert "best.pt is chosen by the test samples" in caplog.text
 
 
 @pytest.mark.parametrize(("count", "number"), [(5, signal.SIGTERM), (8, signal.SIGINT)])
