@@ -33,8 +33,11 @@ libraries may differ: notes below say so.
 """
 NAMED = {"w1": "W1", "w2": "W2, r = 0.1", "w2_wide": "W2, r = 0.25"}
 SCALING = {"scaling_uniform": "uniform", "scaling_clustered": "clustered", "scaling_surface": "surface"}
-LISTS = {"lists_uniform": "uniform", "lists_surface": "surface", "lists_crystal": "crystal"}
-CROWDED = {"lists_crowded": "of about 1,400"}
+LISTS = {
+    **{"lists_uniform": "uniform", "lists_surface": "surface"},
+    **{"lists_crystal": "crystal", "lists_atoms": "atoms"},
+}
+CROWDED = {"lists_crowded": "of about 7,800"}
 CFD = {
     **{"cfd_volume": "cells", "cfd_wall": "wall in cells", "cfd_far": "cells in wall"},
     **{"cfd_box": "sums in a box", "cfd_lists": "lists of the wall"},

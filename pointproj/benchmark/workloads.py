@@ -34,13 +34,15 @@ ATTEND_K, ATTEND_CHANNELS, HEADS = 16, 64, 4
 LIST_K = 32  # the most neighbours within the radius
 LIST_CAPACITY = 40  # pairs per query that csr has room for
 LIST_MOST = 256  # neighbours that a query has at most
-CROWDED_RADIUS, CROWDED_K = 0.6, (32, 128)  # of 10^5 uniform points: 1,400 neighbours within the radius
+CROWDED_RADIUS, CROWDED_K = 0.6, (32, 128)  # of 10^5 uniform points: 7,800 neighbours within the radius
 CFD_SIZES = {"cuda": (10**5, 10**6), "cpu": (10**4,)}  # points of the volume
 WALL_RADIUS = 0.01
 WALL = 10**5  # points of the wall, or all that the volume has
 CHANNELS = 25
 CRYSTAL_K = 43  # a point and the three shells of 12, 6 and 24 around it
 CRYSTAL_RADIUS = 1.3  # between the third shell and the fourth, in units of the cell's edge
+ATOMS, ATOM_PAIRS = 137_842, 13_000_000  # the second is room for pairs
+ATOM_RADIUS = 0.111  # 12.8 million pairs, as in the largest case of nvalchemiops's published times
 SAMPLE = 256  # queries from which a radius is chosen
 
 
@@ -139,6 +141,12 @@ def crystal_inputs(size: int, device: torch.device) -> Inputs:
     return inputs._replace(radius=CRYSTAL_RADIUS, capacity=CRYSTAL_K * size, most=CRYSTAL_K)
 
 
+def atom_inputs(device: torch.device) -> Inputs:
+    """All neighbours of as many uniform points as nvalchemiops has atoms, about 93 each."""
+    inputs = within_itself(uniform(ATOMS), LIST_K, device)
+    return inputs._replace(radius=ATOM_RADIUS, capacity=ATOM_PAIRS)
+
+
 def attention_inputs(size: int, device: torch.device) -> Inputs:
     """Attention over the nearest of uniform points, with random queries, keys and values."""
     inputs = within_itself(uniform(size), ATTEND_K, device, channels=3 * ATTEND_CHANNELS)
@@ -214,6 +222,8 @@ def _within_itself(name: str, sizes: list[int] | None, device_type: str) -> Iter
         for size in sizes or CRYSTAL_SIZES[device_type]:
             make_inputs = partial(crystal_inputs, size)
             yield Workload("lists_crystal", "radius", LISTS, make_inputs, executions=UNCOMPILED)
+        if device_type == "cuda" and not sizes:
+            yield Workload("lists_atoms", "radius", LISTS[1:], atom_inputs, executions=UNCOMPILED)
     elif name == "attend":
         for size in sizes or ATTEND_SIZES[device_type]:
             make_inputs = partial(attention_inputs, size)

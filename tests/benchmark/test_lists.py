@@ -108,7 +108,7 @@ def test_sizes_and_executions_are_those_of_the_device():
 
     assert [w.name for w in workloads(config, "cuda")] == [
         *("lists_uniform", "lists_surface", "lists_crowded", "lists_crowded"),
-        *("lists_crystal", "lists_crystal"),
+        *("lists_crystal", "lists_crystal", "lists_atoms"),
     ]
     assert executions(config, "cuda", "lists_uniform") == {"eager", "captured"}
     assert executions(config, "cuda", "lists_surface") == {"eager"}
