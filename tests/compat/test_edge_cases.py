@@ -1,4 +1,4 @@
-"""What every drop-in takes: clouds without points, every radius, many coordinates; and how it refuses."""
+"""What every drop-in takes: clouds without points, every radius, arrays and dtypes; and how it refuses."""
 
 import numpy as np
 import pytest
@@ -15,135 +15,25 @@ from pointproj.compat import (
     sklearn,
     torch_geometric,
 )
-from tests.compat.comparison import assert_same_derivatives, points, squared_distances
+from tests.compat.comparison import points, squared_distances
+from tests.compat.test_many_coordinates import NEAREST, WITHIN, X, Y, dense, edges, nearest_order
 from tests.oracle import assert_close
 
-X, Y = points(60, 6), points(11, 6, seed=1)
 NONE, SOME = torch.rand(0, 3), torch.rand(5, 3)
-
-
-def _order(x: Tensor = X, y: Tensor = Y) -> Tensor:
-    return squared_distances(y, x).argsort(dim=-1, stable=True)
-
-
-def _dense(function, *clouds: Tensor, **options):
-    return function(*(cloud[None] for cloud in clouds), **options)
-
-
-NEAREST = {
-    "knn": lambda x, y, k: torch_geometric.knn(x, y, k)[1].view(len(y), k),
-    "pyg_lib": lambda x, y, k: pyg_lib.knn(x, y, k)[1].view(len(y), k),
-    "knn_points": lambda x, y, k: _dense(pytorch3d.knn_points, y, x, K=k).idx[0],
-    "three_nn": lambda x, y, k: _dense(pointnet2.three_nn, y, x)[1][0, :, :k].long(),
-    "cKDTree": lambda x, y, k: scipy.cKDTree(x).query(y, k)[1],
-    "kneighbors": lambda x, y, k: sklearn.NearestNeighbors().fit(x).kneighbors(y, k)[1],
-    "physicsnemo": lambda x, y, k: physicsnemo.knn(x, y, k)[0],
-}
-
-
-@pytest.mark.parametrize("name", NEAREST)
-def test_nearest_of_many_coordinates(name: str):
-    assert torch.equal(NEAREST[name](X, Y, 3), _order()[:, :3])
-    many = points(3000, 40, seed=2), points(20, 40, seed=3)
-    assert torch.equal(NEAREST[name](*many, 3), _order(*many)[:, :3])
-
-
-WITHIN = {
-    "radius": lambda x, y, r: torch_geometric.radius(x, y, r, max_num_neighbors=None),
-    "radius-200": lambda x, y, r: torch_geometric.radius(x, y, r, max_num_neighbors=200),
-    "pyg_lib": lambda x, y, r: pyg_lib.radius(x, y, r, max_num_neighbors=200),
-    "query_ball_point": lambda x, y, r: _edges(scipy.cKDTree(x).query_ball_point(y, r)),
-    "radius_neighbors": lambda x, y, r: _edges(
-        sklearn.NearestNeighbors(radius=r).fit(x).radius_neighbors(y)[1]
-    ),
-    "NeighborSearch": lambda x, y, r: _edges_of_list(neuraloperator.NeighborSearch()(x, y, r)),
-    "ball_query": lambda x, y, r: _edges(_dense(pytorch3d.ball_query, y, x, K=len(x), radius=r).idx[0]),
-    "radius_search": lambda x, y, r: physicsnemo.radius_search(x, y, r).long(),
-}
-
-
-def _edges(rows_of_each) -> Tensor:
-    rows = [torch.as_tensor(rows) for rows in rows_of_each]
-    queries = torch.arange(len(rows)).repeat_interleave(torch.tensor([len(r) for r in rows]))
-    edges = torch.stack([queries, torch.cat(rows)])
-    return edges[:, edges[1] >= 0]
-
-
-def _edges_of_list(found: dict[str, Tensor]) -> Tensor:
-    queries = torch.arange(len(Y)).repeat_interleave(found["neighbors_row_splits"].diff())
-    return torch.stack([queries, found["neighbors_index"]])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", WITHIN)
-def test_all_within_of_many_coordinates(name: str, dtype: torch.dtype):
-    x, y = X.to(dtype), Y.to(dtype)
-    squared = squared_distances(Y, X)
-    for r in (0.5, 0.9, 1e30, 1e300, torch.inf):
-        assert torch.equal(WITHIN[name](x, y, r), (squared < r * r).nonzero().T), r
-
-
-def test_a_point_at_the_radius_with_many_coordinates():
-    x = torch.cartesian_prod(*[torch.arange(3) * 0.1] * 5)
-    squared = squared_distances(x, x)
-    for r in (0.1, 0.2, 0.1 * 2**0.5, 0.3):
-        limit = torch.tensor(r * r, dtype=x.dtype)
-        assert torch.equal(WITHIN["query_ball_point"](x, x, r), (squared <= limit).nonzero().T)
-        assert torch.equal(WITHIN["radius"](x, x, r), (squared < limit).nonzero().T)
-
-
-def test_the_nearest_of_more_within_a_radius_of_many_coordinates():
-    squared = squared_distances(X, X).fill_diagonal_(torch.inf)
-    order = squared.argsort(dim=1, stable=True)[:, :4]
-    near = squared.gather(1, order) < 0.8**2
-    expected = torch.stack([torch.arange(60)[:, None].expand(-1, 4)[near], order[near]]).unique(dim=1)
-    got = torch_geometric.radius_graph(X, 0.8, max_num_neighbors=4, flow="target_to_source")
-    assert torch.equal(got, expected)
-
-
-def test_first_of_many_coordinates():
-    inside = squared_distances(Y, X) < 0.81
-    for row, found in zip(inside, _dense(pytorch3d.ball_query, Y, X, K=4, radius=0.9).idx[0], strict=True):
-        first = row.nonzero()[:4, 0].tolist()
-        assert found.tolist() == first + [-1] * (4 - len(first))
-
-
-def _interpolated(x: Tensor, pos_x: Tensor, pos_y: Tensor) -> Tensor:
-    rows = _order()[:, :3]
-    weights = 1 / (pos_y[:, None] - pos_x[rows]).square().sum(-1, keepdim=True).clamp(min=1e-16)
-    return (weights * x[rows]).sum(1) / weights.sum(1)
-
-
-def test_derivatives_with_many_coordinates():
-    rows = _order()[:, :3]
-
-    def squares(x: Tensor, y: Tensor) -> Tensor:
-        return (y[:, None] - x[rows]).square().sum(-1)
-
-    inputs = {"x": X, "y": Y}
-    assert_same_derivatives(lambda x, y: _dense(pytorch3d.knn_points, y, x, K=3).dists[0], squares, inputs)
-    for ours in (
-        lambda x, y: scipy.cKDTree(x).query(y, 3)[0],
-        lambda x, y: sklearn.NearestNeighbors().fit(x).kneighbors(y, 3)[0],
-        lambda x, y: physicsnemo.knn(x, y, 3)[1],
-    ):
-        assert_same_derivatives(ours, lambda x, y: squares(x, y).sqrt(), inputs)
-    inputs = {"x": points(60, 2, seed=5), "pos_x": X, "pos_y": Y}
-    assert_same_derivatives(torch_geometric.knn_interpolate, _interpolated, inputs)
 
 
 def test_nothing_to_find():
     assert (scipy.cKDTree(NONE).query(SOME, 2)[1] == 0).all()  # n
     assert scipy.cKDTree(NONE).query(SOME, 2)[0].isinf().all()
     assert [len(rows) for rows in scipy.cKDTree(NONE).query_ball_point(SOME, 1.0)] == [0] * 5
-    for found in (_dense(pytorch3d.knn_points, SOME, NONE, K=2, return_nn=True),):
+    for found in (dense(pytorch3d.knn_points, SOME, NONE, K=2, return_nn=True),):
         assert not found.dists.any()
         assert not found.idx.any()
         assert found.knn.shape == (1, 5, 2, 3)
-    ball = _dense(pytorch3d.ball_query, SOME, NONE, K=2)
+    ball = dense(pytorch3d.ball_query, SOME, NONE, K=2)
     assert (ball.idx == -1).all()
     assert not ball.knn.any()
-    dist, idx = _dense(pointnet2.three_nn, SOME, NONE)
+    dist, idx = dense(pointnet2.three_nn, SOME, NONE)
     assert dist.isinf().all()
     assert not idx.any()
     assert not pointnet2.ball_query(1.0, 4, NONE[None], SOME[None]).any()
@@ -174,9 +64,9 @@ def test_a_radius_for_each():
     radii = points(11, seed=9)
     expected = (squared_distances(Y, X) <= (radii * radii)[:, None]).nonzero().T
     for form in (radii, radii.tolist(), radii.numpy()):
-        assert torch.equal(_edges(scipy.cKDTree(X).query_ball_point(Y, form)), expected)
+        assert torch.equal(edges(scipy.cKDTree(X).query_ball_point(Y, form)), expected)
         rows = sklearn.NearestNeighbors().fit(X).radius_neighbors(Y, form, return_distance=False)
-        assert torch.equal(_edges(rows), expected)
+        assert torch.equal(edges(rows), expected)
     with pytest.raises(ValueError, match="r must be a number, or have shape"):
         scipy.cKDTree(X).query_ball_point(Y, radii[:3])
 
@@ -209,8 +99,8 @@ def test_points_on_a_line():
 SEARCHES = {
     "torch_geometric": lambda x, y: torch_geometric.knn(x, y, 1),
     "pyg_lib": lambda x, y: pyg_lib.radius(x, y, 1.0),
-    "pytorch3d": lambda x, y: _dense(pytorch3d.knn_points, y, x),
-    "pointnet2": lambda x, y: _dense(pointnet2.three_nn, y, x),
+    "pytorch3d": lambda x, y: dense(pytorch3d.knn_points, y, x),
+    "pointnet2": lambda x, y: dense(pointnet2.three_nn, y, x),
     "scipy": lambda x, y: scipy.cKDTree(x).query(y),
     "sklearn": lambda x, y: sklearn.NearestNeighbors(n_neighbors=1).fit(x).kneighbors(y),
     "neuraloperator": lambda x, y: neuraloperator.NeighborSearch()(x, y, 1.0),
@@ -242,7 +132,7 @@ def test_arrays_and_lists(name: str):
 
 def test_two_precisions():
     x, y = points(50, 3, dtype=torch.float32), points(9, 3, seed=1)
-    order = _order(x.double(), y)[:, :4]
+    order = nearest_order(x.double(), y)[:, :4]
     assert torch.equal(scipy.cKDTree(x).query(y, 4)[1], order)
     assert torch.equal(sklearn.NearestNeighbors().fit(x).kneighbors(y, 4)[1], order)
     indices, distances = physicsnemo.radius_search(x, y, 0.9, 4, return_dists=True)
@@ -280,7 +170,7 @@ def test_gathering_what_was_not_found():
 def test_more_neighbors_than_points_are_padded():
     x, y = points(3, 3), points(4, 3, seed=1)
     indices, distances = physicsnemo.knn(x, y, 5)
-    assert torch.equal(indices[:, :3], _order(x, y))
+    assert torch.equal(indices[:, :3], nearest_order(x, y))
     assert (indices[:, 3:] == 3).all()
     assert distances[:, 3:].isinf().all()
     assert distances[:, :3].isfinite().all()

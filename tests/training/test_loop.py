@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from pointproj.config import Config, KnnConfig
 from pointproj.config.networks import AttentionConfig
+from pointproj.config.schema import LoggerConfig
 from pointproj.data.clouds import Sampling
 from pointproj.data.dataset import PreparedData, Shape, ShapeDataset
 from pointproj.geometry.meshes import query_grid
@@ -42,10 +44,9 @@ class Sphere:
 def spheres(count, points=60, seed=0, resample=True):
     grid = torch.from_numpy(query_grid(GRID))
     radii = np.linspace(0.3, 0.9, count)
-    shapes = [
-        Shape(f"sphere_{i}", "odd" if i % 2 else "even", i, Sphere(r), (grid.norm(dim=1) - r).abs())
-        for i, r in enumerate(radii)
-    ]
+    distances = [(grid.norm(dim=1) - r).abs() for r in radii]
+    of_each = enumerate(zip(radii, distances, strict=True))
+    shapes = [Shape(f"sphere_{i}", ("even", "odd")[i % 2], i, Sphere(r), d) for i, (r, d) in of_each]
     return ShapeDataset(shapes, grid, samplings=[Sampling("area", points)], seed=seed, resample=resample)
 
 
@@ -64,9 +65,7 @@ def small_config():
     return made
 
 
-@pytest.fixture
-def config():
-    return small_config()
+config = pytest.fixture(name="config")(small_config)
 
 
 def prepared(*_):
@@ -76,8 +75,7 @@ def prepared(*_):
 
 @pytest.fixture(autouse=True)
 def data(monkeypatch):
-    made = prepared()
-    monkeypatch.setattr(loop, "prepare", lambda *_: made)
+    monkeypatch.setattr(loop, "prepare", Mock(return_value=(made := prepared())))
     return made
 
 
@@ -91,7 +89,7 @@ def finished(tmp_path_factory):
 
 
 def lines(run, split):
-    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    rows = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     return [row for row in rows if row["split"] == split]
 
 
@@ -278,8 +276,7 @@ def test_weights_that_do_not_fit_are_named_or_refused(config, tmp_path, finished
         train(config, RunFolder(tmp_path / "fourth"))
 
 
-def refuses_to_prepare(config, processes, device):
-    raise AssertionError("data was touched")
+refuses_to_prepare = Mock(side_effect=AssertionError("data was touched"))
 
 
 @pytest.mark.parametrize(
@@ -287,8 +284,8 @@ def refuses_to_prepare(config, processes, device):
     [
         ({"resume": "nowhere.pt"}, checkpoint.CheckpointError, r"nowhere\.pt"),
         ({"device": "cuda"}, DeviceError, "device=cpu"),
-        ({"logger": "mlflow"}, LoggerUnavailable, r'pip install -e "\.\[mlflow\]"'),
-        ({"logger": "tensorboard"}, LoggerUnavailable, r'pip install -e "\.\[tensorboard\]"'),
+        ({"logger": LoggerConfig("mlflow")}, LoggerUnavailable, r'pip install -e "\.\[mlflow\]"'),
+        ({"logger": LoggerConfig("tensorboard")}, LoggerUnavailable, r'pip install -e "\.\[tensorboard\]"'),
     ],
 )
 def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch, values, error, words):
@@ -296,20 +293,14 @@ def test_what_cannot_run_fails_before_data_is_read(config, tmp_path, monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name, value in values.items():
-        if name == "logger":
-            config.logger.name = value
-        else:
-            setattr(config, name, value)
+        setattr(config, name, value)
     with pytest.raises(error, match=words):
         train(config, RunFolder(tmp_path))
 
 
 def test_an_unusable_backend_fails_before_data_is_read(config, tmp_path, monkeypatch):
-    def unusable(*arguments):
-        raise BackendUnavailable("not here")
-
     monkeypatch.setattr(loop, "prepare", refuses_to_prepare)
-    monkeypatch.setattr(execution, "resolve", unusable)
+    monkeypatch.setattr(execution, "resolve", Mock(side_effect=BackendUnavailable("not here")))
     with pytest.raises(BackendUnavailable, match="not here"):
         train(config, RunFolder(tmp_path))
 
@@ -326,8 +317,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_words(config, tmp_path):
     config.optimizer.lr, config.optimizer.clip, config.optimizer.schedule = 1e38, None, "constant"
     with pytest.raises(TrainingDiverged, match=r"optimizer\.lr \(now 1e\+38\)"):
         train(config, run)
-    kept = weights(run) if (run.path / "last.pt").exists() else {}
-    assert all(tensor.isfinite().all() for tensor in kept.values())
+    if (run.path / "last.pt").exists():
+        assert all(tensor.isfinite().all() for tensor in weights(run).values())
 
 
 @pytest.mark.parametrize(("target_name", "normals"), [("sdf", True), ("occupancy", False)])
@@ -405,6 +396,5 @@ def test_wandb_offline_has_the_config_metrics_pictures_and_a_cloud(config, tmp_p
 def test_forward_pass_and_step_are_timed_if_asked_for(config, tmp_path):
     config.training.time_steps = 2
     metrics = train(config, RunFolder(tmp_path))
-    assert metrics["forward_ms"] > 0
-    assert metrics["step_ms"] > 0
+    assert min(metrics["forward_ms"], metrics["step_ms"]) > 0
     assert metrics["steps"] == 12
