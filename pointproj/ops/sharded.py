@@ -43,11 +43,11 @@ class Slabs(NamedTuple):
     axis: int
     queries: Route  # rows in other processes' slabs
     references: Route  # rows that other processes need; each process also keeps its own
-    inner: Tensor  # rows of the queries in this process's slab that have no halo within the radius
-    border: Tensor  # rows of the other queries in this process's slab
+    others: (
+        Tensor  # rows of the queries that halo may be within the radius of (border), then of those sent away
+    )
     near: Tensor  # rows of the reference points within the radius of border queries and of those that arrive
-    order: Tensor  # of this process's queries in the results: inner, border, those sent away
-    points: int  # reference points of this process
+    sizes: tuple[int, int]  # queries and reference points of this process
     dtype: torch.dtype
     group: ProcessGroup | None
 
@@ -163,21 +163,20 @@ def radius_aggregate(
     _check_slabs(slabs, query_points, reference_points, radius, index)
     arguments.check_features(features, reference_points)
     group, away = slabs.group, slabs.queries
-    arrived = _Exchange.apply(query_points.index_select(0, away.rows), away.sent, away.received, group)
+    here = len(slabs.others) - len(away.rows)
+    others = query_points.index_select(0, slabs.others)
+    arrived = _Exchange.apply(others[here:], away.sent, away.received, group)
     (sigma,) = _replicated(group, sigma)
     clouds = (_Border.apply(tensor, slabs) for tensor in (reference_points, features))
     whole, border = zip(*clouds, strict=True)
-    inner = query_points.index_select(0, slabs.inner)
-    asked = torch.cat([query_points.index_select(0, slabs.border), arrived])
-    results = [
+    # A query that is no point finds nothing: results are in the order of the queries, without a copy.
+    inner = query_points.index_fill(0, slabs.others, torch.nan)
+    results, found = [
         functional.radius_aggregate(queries, *cloud, radius, sigma=sigma, backend=backend)
-        for queries, cloud in ((inner, whole), (asked, border))
+        for queries, cloud in ((inner, whole), (torch.cat([others[:here], arrived]), border))
     ]
-    here = len(slabs.border)
-    returned = _Exchange.apply(results[1][here:], away.received, away.sent, group)
-    found = torch.cat([results[0], results[1][:here], returned])
-    # Its backward selects rows; that of a selection adds them. On GPUs index_select is slower than indices.
-    return torch.empty_like(found).index_put_((slabs.order,), found)
+    returned = _Exchange.apply(found[here:], away.received, away.sent, group)
+    return _Place.apply(results, slabs.others, torch.cat([found[:here], returned]))
 
 
 @torch.no_grad()
@@ -229,13 +228,13 @@ def make_slabs(
     away[dist.get_rank(group)] = here[:0]
     queries, references = _route(away, group), _route(near, group)
     reached = _any_within(_sent(along, references, group), across[here], farthest)
-    inner, border = here[~reached], here[reached]
+    border = here[reached]
     asked = torch.cat([across[border], _sent(across, queries, group)])
     close = torch.nonzero(_any_within(asked, along, farthest)).squeeze(1)
-    order = torch.cat([inner, border, queries.rows])
-    size = len(reference_points)
+    others = torch.cat([border, queries.rows])
+    sizes = len(query_points), len(reference_points)
     dtype = reference_points.dtype
-    return Slabs(radius, axis, queries, references, inner, border, close, order, size, dtype, group)
+    return Slabs(radius, axis, queries, references, others, close, sizes, dtype, group)
 
 
 def _sent(values: Tensor, route: Route, group: ProcessGroup | None) -> Tensor:
@@ -295,21 +294,26 @@ def _check_slabs(
         raise ValueError("slabs build an index of their own; leave index out")
     if radius > slabs.radius:
         raise ValueError(f"the slabs' halo is for a radius up to {slabs.radius}; got {radius}: make new ones")
-    made, got = (len(slabs.order), slabs.points), (len(query_points), len(reference_points))
-    if query_points.ndim != 2 or got != made:
+    made = slabs.sizes
+    if query_points.ndim != 2 or (len(query_points), len(reference_points)) != made:
         raise ValueError(
             f"the slabs were made for {made[0]} queries and {made[1]} reference points (n, 3) here; "
             f"got {tuple(query_points.shape)} and {tuple(reference_points.shape)}: make slabs for these"
         )
-    if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.order.device):
+    if (query_points.dtype, query_points.device) != (slabs.dtype, slabs.others.device):
         raise ValueError(
-            f"the slabs were made for points in {slabs.dtype} on {slabs.order.device}; got "
+            f"the slabs were made for points in {slabs.dtype} on {slabs.others.device}; got "
             f"{query_points.dtype} on {query_points.device}: make slabs for these"
         )
 
 
 def _replicated(group: ProcessGroup | None, *values: float | Tensor) -> list[float | Tensor]:
     return [replicated(value, group) if isinstance(value, Tensor) else value for value in values]
+
+
+def _selected(tensor: Tensor, rows: Tensor) -> Tensor:
+    """``tensor[rows]``; for rows of 16 bytes and more, its kernel on a GPU takes 6 times as long."""
+    return tensor.gather(0, rows.unsqueeze(1).expand(-1, tensor.shape[1]))
 
 
 class _Sum(torch.autograd.Function):
@@ -344,6 +348,21 @@ class _Exchange(torch.autograd.Function):
         return _Exchange.apply(grad, *ctx.way_back), None, None, None
 
 
+class _Place(torch.autograd.Function):
+    """Write rows over those of queries that are no points, on which no gradient but their own depends."""
+
+    @staticmethod
+    def forward(ctx: Any, results: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+        ctx.rows = rows
+        results.data[rows] = values  # unseen by autograd, since the operator may have saved its results
+        return results.view_as(results)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor]:
+        rest = grad.index_fill(0, ctx.rows, 0) if torch.is_grad_enabled() else grad
+        return rest, None, grad.index_select(0, ctx.rows)
+
+
 class _Border(torch.autograd.Function):
     """A process's rows; and the small cloud at its borders, which are those near, then the halo."""
 
@@ -351,8 +370,9 @@ class _Border(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, slabs: Slabs) -> tuple[Tensor, Tensor]:
         ctx.slabs = slabs
         route = slabs.references
-        halo = _Exchange.apply(rows[route.rows], route.sent, route.received, slabs.group)
-        return rows.view_as(rows), torch.cat([rows[slabs.near], halo])
+        own, sent = (_selected(rows, chosen) for chosen in (slabs.near, route.rows))
+        halo = _Exchange.apply(sent, route.sent, route.received, slabs.group)
+        return rows.view_as(rows), torch.cat([own, halo])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, border: Tensor) -> tuple[Tensor, None]:

@@ -2,7 +2,8 @@
 //
 // All cells have one width, so no bounding box is needed, and one level serves every density. A shared slot costs a few
 // needless distance tests. Along x the table is contiguous: a row of cells is one run of points, or two at the end of
-// the table.
+// the table. Where one cloud is large, a sample of it gives the table its shape: in a thin cloud, a cube of slots would be
+// nearly empty, and its full slots shared by many cells.
 #pragma once
 
 #include "scan.h"
@@ -38,9 +39,12 @@ struct HashTable {
 
   POINTPROJ_FN int size(int axis) const { return 1 << bits[axis]; }
   // First slot of a row of cells. Rows are along a Z-curve, of which y takes the lower bits: what is near in space is
-  // near in the table too, so that points and features are still in the cache when the next row reads them.
+  // near in the table too, so that points and features are still in the cache when the next row reads them. Such curves
+  // lie one behind the other along the longer of the two sides.
   POINTPROJ_FN int row(int y, int z) const {
-    const unsigned row = interleaved(y & (size(1) - 1)) | (interleaved(z & (size(2) - 1)) << 1);
+    const int common = lesser(bits[1], bits[2]), low = (1 << common) - 1;
+    const unsigned curve = ((y & (size(1) - 1)) | (z & (size(2) - 1))) >> common;
+    const unsigned row = interleaved(y & low) | (interleaved(z & low) << 1) | (curve << (2 * common));
     return base + static_cast<int>(row << bits[0]);
   }
   // Slot in a row. Cells around the origin, where clouds mostly are, do not wrap.
@@ -50,6 +54,7 @@ struct HashTable {
 template <class Real>
 struct HashGrid {
   Real* width;  // () edge of the cells
+  int* shape;   // () bits of the table along x, y, z, each in a byte; 0 for a cube
   int* start;   // (slots + 2,) first sorted point of each slot; then of points not finite
   SortedPoints<Real> points;
   Batch batch;
@@ -58,18 +63,22 @@ struct HashGrid {
     return int64_t(slots_per_point().at(batch.rows)) * batch.rows + batch.clouds;
   }
   POINTPROJ_EVERYWHERE int slots() const { return static_cast<int>(slots_of(batch)); }
-  POINTPROJ_FN HashTable table_of(int cloud) const {
-    const int begin = batch.first_row(cloud), size = batch.first_row(cloud + 1) - begin;
-    const int per_point = slots_per_point().at(batch.rows), bits = floor_log2(greater(per_point * size, 1));
-    return {per_point * begin + cloud, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
+  POINTPROJ_FN HashTable table_of(int cloud, int shape) const {
+    const int begin = batch.first_row(cloud), base = slots_per_point().at(batch.rows) * begin + cloud;
+    if (shape) return {base, {shape & 255, (shape >> 8) & 255, shape >> 16}};
+    const int bits = bits_for(batch.first_row(cloud + 1) - begin);
+    return {base, {(bits + 2) / 3, (bits + 1) / 3, bits / 3}};
+  }
+  POINTPROJ_FN int bits_for(int points) const {
+    return floor_log2(greater(slots_per_point().at(batch.rows) * points, 1));
   }
   POINTPROJ_FN static int cell_along(Real x, Real per_unit) {
     return static_cast<int>(floor(lesser(greater(x * per_unit, Real(-kFarthest)), Real(kFarthest))));
   }
   // The last slot is for points that are not finite.
-  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row, Real per_unit) const {
+  POINTPROJ_FN int slot_of(const Vec3<Real>& p, int row, Real per_unit, int shape) const {
     if (!is_finite(p)) return slots();
-    const HashTable table = table_of(batch.cloud_of(row));
+    const HashTable table = table_of(batch.cloud_of(row), shape);
     return table.row(cell_along(p[1], per_unit), cell_along(p[2], per_unit)) + table.along(cell_along(p[0], per_unit));
   }
 };
@@ -78,6 +87,9 @@ struct HashGrid {
 // tests of points. W2's operator at r = 0.1 and 0.2: 56 and 122 us with wide cells, 67 and 109 with narrow ones.
 constexpr int kFewNeighbors = 16;
 constexpr int kSampledPoints = 512, kSampledPairs = kSampledPoints * 256;  // points of one set, pairs with the other
+constexpr int kShaped = kOnGpu ? 1 << 18 : 1 << 13;  // points; for fewer, finding a shape takes longer than it saves
+constexpr int kShapePairs = 1 << 10;  // whose distances along the axes decide
+constexpr int kLeastBits = 3;         // along an axis: no ball extends around the table
 
 // Sorts one set of points, or two at once, the slots of one behind those of the other: one launch instead of two saves
 // 10 of 63 us of W2's operator.
@@ -100,21 +112,51 @@ struct BuildHashGrids {
     return lesser(greater(kLeastDistance<Real>, (largest ? *largest : radius) / Real(cells)), kWidest<Real>);
   }
 
+  POINTPROJ_FN static int sampled(unsigned i, int rows) {
+    return static_cast<int>((static_cast<uint64_t>(i * 2654435769u) * static_cast<unsigned>(rows)) >> 32);
+  }
   // Whether two sampled points, one of each set, are within the radius. Their rows differ: the sets may be the same.
   POINTPROJ_FN bool is_near(int pair) const {
     const Batch &first = sides[0].grid.batch, &second = sides[1].grid.batch;
     if (first.rows == 0 || second.rows == 0) return false;
-    const auto sampled = [](unsigned i, int rows) {
-      return static_cast<int>((static_cast<uint64_t>(i * 2654435769u) * static_cast<unsigned>(rows)) >> 32);
-    };
     const int a = sampled(pair % kSampledPoints, first.rows);
     const int b = sampled(kSampledPoints + pair / kSampledPoints, second.rows);
     const Vec3<Real> p = load_position(sides[0].positions, a), q = load_position(sides[1].positions, b);
     return squared_distance<Real>(p, q) <= radius * radius && first.cloud_of(a) == second.cloud_of(b);
   }
 
+  // Adds the logarithms of the cells between two sampled points, along each axis. Points far from all others count as if
+  // they were at the other end of a cube of slots.
+  template <class Machine>
+  POINTPROJ_FN void measure(Machine& machine, int pair, const HashGrid<Real>& grid, const Real* positions, Real per_unit,
+                            int* logarithms) const {
+    const int rows = grid.batch.rows;
+    if (rows == 0) return;
+    const Vec3<Real> p = load_position(positions, sampled(pair, rows));
+    const Vec3<Real> q = load_position(positions, sampled(pair * pair, rows));  // at all distances in the order of rows
+    if (!is_finite(p) || !is_finite(q)) return;
+    const int farthest = 1 << ((grid.bits_for(rows) + 2) / 3);
+    for (int axis = 0; axis < 3; ++axis) {
+      const int cells = grid.cell_along(p[axis], per_unit) - grid.cell_along(q[axis], per_unit);
+      machine.fetch_add(logarithms + axis, floor_log2(1 + lesser(abs(cells), farthest)));
+    }
+  }
+  // The shape for which cells fill the table along all axes alike, from the sums of logarithms.
+  POINTPROJ_FN static int shape_for(int bits, const int* logarithms) {
+    if (bits < 3 * kLeastBits) return 0;
+    float extent[3];
+    for (int axis = 0; axis < 3; ++axis) extent[axis] = static_cast<float>(logarithms[axis]) / kShapePairs;
+    const auto whole = [](float wanted, int most) {
+      return lesser(greater(static_cast<int>(floor(wanted + 0.5f)), kLeastBits), most);
+    };
+    const int x = whole((bits + 2 * extent[0] - extent[1] - extent[2]) / 3, bits - 2 * kLeastBits);
+    const int y = whole((bits - x + extent[1] - extent[2]) / 2, bits - x - kLeastBits);
+    return x | (y << 8) | ((bits - x - y) << 16);
+  }
+
   template <class Machine>
   POINTPROJ_FN void operator()(Machine& machine) const {
+    const bool is_shaped = sort.rows > kShaped && sides[0].grid.batch.clouds == 1;
     const int first_rows = sides[0].grid.batch.rows, first_slots = sides[0].grid.slots() + 1;
     build.clear(machine);
     machine.each(sort.slots, [&](int i) { sort.occupancy[i] = 0; });
@@ -125,15 +167,30 @@ struct BuildHashGrids {
         cells[side] = near / Real(kSampledPairs) * Real(sides[side].grid.batch.rows) < Real(kFewNeighbors) ? 1 : 2;
       }
     } else {
+      if (is_shaped) machine.each(6, [&](int i) { sort.partial[i] = 0; });
       machine.barrier();
+    }
+    const Real per_unit[2] = {Real(1) / cell_width(cells[0]), Real(1) / cell_width(cells[1])};
+    int shapes[2] = {0, 0};
+    if (is_shaped) {
+      machine.each(count * kShapePairs, [&](int i) {
+        const int side = i / kShapePairs;
+        const auto& [positions, grid, unused] = sides[side];
+        measure(machine, i % kShapePairs, grid, positions, per_unit[side], sort.partial + 3 * side);
+      });
+      machine.barrier();
+      for (int side = 0; side < count; ++side) {
+        const HashGrid<Real>& grid = sides[side].grid;
+        shapes[side] = shape_for(grid.bits_for(grid.batch.rows), sort.partial + 3 * side);
+      }
     }
     machine.each(count, [&](int side) {
       sides[side].grid.start[0] = 0;
       *sides[side].grid.width = cell_width(cells[side]);
+      *sides[side].grid.shape = shapes[side];
     });
-    const Real per_unit[2] = {Real(1) / cell_width(cells[0]), Real(1) / cell_width(cells[1])};
     const auto slot_of = [&](int side, int row) {
-      return sides[side].grid.slot_of(load_position(sides[side].positions, row), row, per_unit[side]);
+      return sides[side].grid.slot_of(load_position(sides[side].positions, row), row, per_unit[side], shapes[side]);
     };
     sort.count(machine, [&](int row) -> Slot {
       if (row < first_rows) return {slot_of(0, row), true};
@@ -165,7 +222,7 @@ POINTPROJ_FN bool visit_ball(
     const HashGrid<Real>& grid, int cloud, const Vec3<Real>& q, bool searches, Real radius, Lanes& lanes,
     Visitor& visitor, int budget = kNoRow) {
   const bool is_limited = budget != kNoRow;
-  const HashTable table = grid.table_of(cloud);
+  const HashTable table = grid.table_of(cloud, *grid.shape);
   const Real width = *grid.width, per_unit = Real(1) / width;
   const Real largest = greater(Real(fabs(q[0])), greater(Real(fabs(q[1])), Real(fabs(q[2]))));
   const Real slack = kEpsilon<Real> * Real(kRoundingErrors) * (largest + radius) + kLeastDistance<Real>;

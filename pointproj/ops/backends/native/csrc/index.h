@@ -28,7 +28,7 @@ struct IndexSizes {
     const Number cells = density().bound(rows) / 2 + clouds, dense = CellListSizes<Number>::dense_cells_of(rows);
     return table(12 * clouds + 6 * dense, 4 * clouds + 3 * cells + rows + dense + 3);
   }
-  TableSizes<Number> hash_grid() const { return table(1, slots_per_point().bound(rows) + clouds + 2); }
+  TableSizes<Number> hash_grid() const { return table(1, slots_per_point().bound(rows) + clouds + 3); }
   CellListSizes<Number> cells() const { return {rows, clouds, density().at(rows)}; }
 
  private:
@@ -62,7 +62,7 @@ CellList<Real> view_cell_list(int* words, const PointSet& set) {
 template <class Real>
 HashGrid<Real> view_hash_grid(int* words, const PointSet& set) {
   const Table<Real> table(words, sizes_of(set).hash_grid());
-  return {table.reals, table.ints, table.points, set.batch};
+  return {table.reals, table.ints, table.ints + 1, table.points, set.batch};
 }
 
 // The words of a table that is only read.
