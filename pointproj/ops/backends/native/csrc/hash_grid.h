@@ -2,8 +2,8 @@
 //
 // All cells have one width, so no bounding box is needed, and one level serves every density. A shared slot costs a few
 // needless distance tests. Along x the table is contiguous: a row of cells is one run of points, or two at the end of
-// the table. Where one cloud is large, a sample of it gives the table its shape: in a thin cloud, a cube of slots would be
-// nearly empty, and its full slots shared by many cells.
+// the table. For one large cloud, a sample gives the table its shape: of a cube of slots a thin cloud would use a few,
+// each shared by many cells.
 #pragma once
 
 #include "scan.h"
@@ -125,19 +125,19 @@ struct BuildHashGrids {
     return squared_distance<Real>(p, q) <= radius * radius && first.cloud_of(a) == second.cloud_of(b);
   }
 
-  // Adds the logarithms of the cells between two sampled points, along each axis. Points far from all others count as if
-  // they were at the other end of a cube of slots.
+  // Adds the logarithms of the cells between two sampled points, along each axis; at most those of a cube of slots, so
+  // that a few points far away do not decide.
   template <class Machine>
-  POINTPROJ_FN void measure(Machine& machine, int pair, const HashGrid<Real>& grid, const Real* positions, Real per_unit,
-                            int* logarithms) const {
-    const int rows = grid.batch.rows;
+  POINTPROJ_FN void measure(Machine& machine, int pair, const Side& side, Real per_unit, int* logarithms) const {
+    const int rows = side.grid.batch.rows;
     if (rows == 0) return;
-    const Vec3<Real> p = load_position(positions, sampled(pair, rows));
-    const Vec3<Real> q = load_position(positions, sampled(pair * pair, rows));  // at all distances in the order of rows
+    const Vec3<Real> p = load_position(side.positions, sampled(pair, rows));
+    const Vec3<Real> q = load_position(side.positions, sampled(pair * pair, rows));  // in any place of the order
     if (!is_finite(p) || !is_finite(q)) return;
-    const int farthest = 1 << ((grid.bits_for(rows) + 2) / 3);
+    const int farthest = 1 << ((side.grid.bits_for(rows) + 2) / 3);
+    POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      const int cells = grid.cell_along(p[axis], per_unit) - grid.cell_along(q[axis], per_unit);
+      const int cells = side.grid.cell_along(p[axis], per_unit) - side.grid.cell_along(q[axis], per_unit);
       machine.fetch_add(logarithms + axis, floor_log2(1 + lesser(abs(cells), farthest)));
     }
   }
@@ -171,23 +171,23 @@ struct BuildHashGrids {
       machine.barrier();
     }
     const Real per_unit[2] = {Real(1) / cell_width(cells[0]), Real(1) / cell_width(cells[1])};
-    int shapes[2] = {0, 0};
     if (is_shaped) {
       machine.each(count * kShapePairs, [&](int i) {
         const int side = i / kShapePairs;
-        const auto& [positions, grid, unused] = sides[side];
-        measure(machine, i % kShapePairs, grid, positions, per_unit[side], sort.partial + 3 * side);
+        const Real inverse = side == 0 ? per_unit[0] : per_unit[1];
+        measure(machine, i % kShapePairs, sides[side], inverse, sort.partial + 3 * side);
       });
       machine.barrier();
-      for (int side = 0; side < count; ++side) {
-        const HashGrid<Real>& grid = sides[side].grid;
-        shapes[side] = shape_for(grid.bits_for(grid.batch.rows), sort.partial + 3 * side);
-      }
     }
+    const auto shape_of = [&](int side) {
+      const HashGrid<Real>& grid = sides[side].grid;
+      return is_shaped ? shape_for(grid.bits_for(grid.batch.rows), sort.partial + 3 * side) : 0;
+    };
+    const int shapes[2] = {shape_of(0), shape_of(count - 1)};
     machine.each(count, [&](int side) {
       sides[side].grid.start[0] = 0;
-      *sides[side].grid.width = cell_width(cells[side]);
-      *sides[side].grid.shape = shapes[side];
+      *sides[side].grid.width = cell_width(side == 0 ? cells[0] : cells[1]);
+      *sides[side].grid.shape = side == 0 ? shapes[0] : shapes[1];
     });
     const auto slot_of = [&](int side, int row) {
       return sides[side].grid.slot_of(load_position(sides[side].positions, row), row, per_unit[side], shapes[side]);
