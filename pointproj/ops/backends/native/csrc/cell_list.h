@@ -9,7 +9,7 @@
 
 namespace pointproj::POINTPROJ_DEVICE {
 
-constexpr int kDenseCell = 256;  // points; a cell with so many is subdivided
+constexpr int kDenseCell = 128;  // points; a cell with so many is subdivided
 constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
 constexpr int kAxisMask = (1 << kAxisBits) - 1;
 

@@ -81,7 +81,7 @@ void search_postponed(const PointSets& sets, const OptionalTensor& given, const 
   const Tensor table = given ? *given : make_cell_list(references, device, {nullptr, balls.postponed.count});
   const int k = balls.nearest.k;
   using InFull = Knn<Real, Levels::kBoth, true>;
-  const InFull search{data<const Real>(queries.points), queries.batch,
+  const InFull search{data<const Real>(queries.points), data<const Real>(references.points), queries.batch,
                       view_cell_list<Real>(words_of(table), references), false, balls.queries.radii, balls.nearest,
                       balls.heaps, balls.postponed};
   if (k > kLongestList) {

@@ -78,7 +78,7 @@ struct RadiusSearch {
           list.insert(lanes, squared, row, hit && squared < kInfinity<Real>);
         },
         budget);
-    if (found == kGivenUp) return postponed.add(lanes, query.row);
+    if (found == kGivenUp) return postponed.add(lanes, query.row, Progress::kGivenUp);
     nearest.write(lanes, list, query.row, is_finite(query.position), found);
   }
 };

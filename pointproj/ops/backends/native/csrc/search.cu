@@ -81,7 +81,7 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   for_positions(queries.points, [&](auto real) {
     using Real = decltype(real);
     const Real radius = static_cast<Real>(max_radius);
-    const Knn<Real, Levels::kOne> search{data<const Real>(queries.points),
+    const Knn<Real, Levels::kOne> search{data<const Real>(queries.points), data<const Real>(references.points),
                                          queries.batch, view_cell_list<Real>(words_of(table), references),
                                          sets.itself(),
                                          {nullptr, radius, largest_square_within(radius)},

@@ -43,20 +43,22 @@ struct NearestVisitor {
 
 // Queries that a kernel leaves to a later one.
 struct Postponed {
-  int* queries;  // (Q,)
+  int* queries;  // (Q,): ~query where all of its own cell has been visited; the results hold its neighbours there
   int* count;    // ()
 
   template <class Lanes>
-  POINTPROJ_FN void add(Lanes& lanes, int query) const {
-    if (lanes.lane() == 0 && lanes.has_item) queries[lanes.fetch_add(count, 1)] = query;
+  POINTPROJ_FN void add(Lanes& lanes, int query, Progress progress) const {
+    if (lanes.lane() != 0 || !lanes.has_item) return;
+    queries[lanes.fetch_add(count, 1)] = progress == Progress::kOwnCell ? ~query : query;
   }
-  // Calls body(query) for queries that it takes off the list, until none is left.
+  // Calls body(query, progress) for queries that it takes off the list, until none is left.
   template <class Lanes, class Body>
   POINTPROJ_FN void take(Lanes& lanes, Body body) const {
     while (true) {
       const int left = lanes.broadcast(lanes.lane() == 0 ? lanes.fetch_add(count, -1) : 0, 0);
       if (left <= 0) return;
-      body(queries[left - 1]);
+      const int query = queries[left - 1];
+      body(query < 0 ? ~query : query, query < 0 ? Progress::kOwnCell : Progress::kGivenUp);
     }
   }
 };
@@ -66,7 +68,8 @@ template <class Real_, Levels levels, bool counts = false>
 struct Knn {
   using Real = Real_;
   static constexpr Levels kLevels = levels;
-  const Real* query_points;  // (Q, 3)
+  const Real* query_points;      // (Q, 3)
+  const Real* reference_points;  // (N, 3)
   Batch queries;
   CellList<Real> cells;
   bool itself;  // the queries are the searched points, and taken in their order: threads share what they read
@@ -77,29 +80,40 @@ struct Knn {
 
   template <class List, class Lanes>
   POINTPROJ_FN void search(Lanes& lanes, int item) const {
-    const int query = itself ? cells.points.load(item).row : item;
-    if (!find<List>(lanes, query)) postponed.add(lanes, query);
+    find<List>(lanes, itself ? cells.points.load(item).row : item, Progress::kGivenUp, postponed);
   }
-  // False if the search was given up.
+  // The neighbours of a query. If the search does not get to its end, it is left to another.
   template <class List, class Lanes>
-  POINTPROJ_FN bool find(Lanes& lanes, int query) const {
+  POINTPROJ_FN void find(Lanes& lanes, int query, Progress before, const Postponed& left) const {
     Vec3<Real> q = load_position(query_points, query);
     const bool searches = is_finite(q);
     if (!searches) q = {{0, 0, 0}};
     const Real square = radii.square_of(query);
     List list = heaps.template make<List>(query, nearest.k, square);
     NearestVisitor<Real, List, counts> visitor{list, nearest.k, square};
-    const bool complete = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor);
-    if (lanes.any(complete)) nearest.write(lanes, list, query, searches, visitor.found);
-    return complete;
+    if (before == Progress::kOwnCell) insert_found(lanes, query, q, visitor);
+    Progress progress = visit_shells<levels>(cells, queries.cloud_of(query), q, searches, lanes, visitor, before);
+    if (counts && progress == Progress::kOwnCell) progress = Progress::kGivenUp;
+    if (progress != Progress::kGivenUp) nearest.write(lanes, list, query, searches, visitor.found);
+    if (progress != Progress::kComplete) left.add(lanes, query, progress == Progress::kOwnCell ? progress : before);
+  }
+  // The neighbours that an earlier search has written.
+  template <class Lanes, class Visitor>
+  POINTPROJ_FN void insert_found(Lanes& lanes, int query, const Vec3<Real>& q, Visitor& visitor) const {
+    for (int i = lanes.lane(); lanes.any(i < nearest.k); i += Lanes::width) {
+      const int row = i < nearest.k ? nearest.row_of(query, i) : -1;
+      Point<Real> point{q, row};
+      if (row >= 0) point.position = load_position(reference_points, row);
+      visitor.process(lanes, 0, point, squared_distance<Real>(q, point.position), row >= 0);
+    }
   }
 };
 
 // The same search with other limits.
 template <Levels levels, class Real, Levels other, bool counts>
 Knn<Real, levels, counts> with_levels(const Knn<Real, other, counts>& search, const Postponed& postponed) {
-  return {search.query_points, search.queries, search.cells, search.itself,
-          search.radii,        search.nearest, search.heaps, postponed};
+  return {search.query_points, search.reference_points, search.queries, search.cells, search.itself, search.radii,
+          search.nearest,      search.heaps,            postponed};
 }
 
 // ---- tasks of a kNN search, or of one within a radius (lists.h)
@@ -139,9 +153,9 @@ struct SearchPostponed {
   template <class Lanes>
   POINTPROJ_FN void operator()(Lanes& lanes, int item) const {
     if (!lanes.any(item < *search.postponed.count)) return;  // others take queries meanwhile
-    search.postponed.take(lanes, [&](int query) {
+    search.postponed.take(lanes, [&](int query, Progress before) {
       if (again.queries) lanes.limit_budget();
-      if (!search.template find<List>(lanes, query)) again.add(lanes, query);
+      search.template find<List>(lanes, query, before, again);
     });
   }
 };

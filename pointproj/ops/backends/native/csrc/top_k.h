@@ -41,6 +41,10 @@ struct Nearest {
   Real* distances;     // (Q, k), or null
   int64_t* counts;     // (Q,), or null: all that were searched for, or k + 1 if there are more
 
+  POINTPROJ_FN int row_of(int query, int place) const {
+    const int64_t at = static_cast<int64_t>(query) * k + place;
+    return rows ? rows[at] : static_cast<int>(long_rows[at]);
+  }
   // A query that is not finite has no neighbours, at a distance that is no number.
   template <class Lanes, class List>
   POINTPROJ_FN void write(Lanes& lanes, List& list, int query, bool finite, int found) const {

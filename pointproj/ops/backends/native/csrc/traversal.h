@@ -28,6 +28,9 @@ enum class Levels {
   kSubcells,  // the sub-cells of one dense cell
 };
 
+// How a search ended.
+enum class Progress { kGivenUp, kOwnCell, kComplete };  // kOwnCell: all of the query's dense cell has been visited
+
 // Outwards from a query, shell by shell of cells, until nothing closer can follow.
 template <class Real, Levels levels, class Lanes, class Visitor>
 struct ShellTraversal {
@@ -40,12 +43,12 @@ struct ShellTraversal {
   bool is_far = false;  // the query is far from all points
 
   // False if the search was given up, also because the lanes have spent their budget. Lanes without a search, or whose
-  // search has ended, go on with the others of the warp.
-  POINTPROJ_FN bool operator()(bool searches) {
+  // search has ended, go on with the others of the warp. All up to shell `inner` has been visited.
+  POINTPROJ_FN bool operator()(bool searches, int inner = -1) {
     int at[3];
     POINTPROJ_UNROLL
     for (int axis = 0; axis < 3; ++axis) at[axis] = grid.along(q[axis], axis);
-    int shell = first_shell(at), inner = -1;  // inner: the shell up to which all has been visited
+    int shell = takes_all() ? kEverything : first_shell(at);
     bool complete = true;
     while (lanes.any(searches)) {
       if constexpr (levels == Levels::kBoth) {
@@ -55,7 +58,7 @@ struct ShellTraversal {
           inner = -1;
         }
       }
-      if (levels != Levels::kOne && (whole || visitor.has_all_wanted())) shell = kEverything;
+      if (takes_all()) shell = kEverything;
       int low[3], high[3];
       bounds(at, shell, low, high);
       complete = visit_box(at, low, high, inner, searches);
@@ -69,6 +72,8 @@ struct ShellTraversal {
     }
     return complete;
   }
+
+  POINTPROJ_FN bool takes_all() const { return levels != Levels::kOne && (whole || visitor.has_all_wanted()); }
 
   // Whether a shell has too few points, though it has cells for many.
   POINTPROJ_FN bool is_sparse(int shell) const {
@@ -355,13 +360,15 @@ struct ShellTraversal {
   }
 };
 
-// Visits the points of a cloud nearest to a finite point, where `searches`; false if the search was given up.
+// Visits the points of a cloud nearest to a finite point, where `searches`. `before` is how an earlier search ended,
+// whose neighbours the visitor has.
 template <Levels levels, class Real, class Lanes, class Visitor>
-POINTPROJ_FN bool visit_shells(
-    const CellList<Real>& cells, int cloud, const Vec3<Real>& q, bool searches, Lanes& lanes, Visitor& visitor) {
+POINTPROJ_FN Progress visit_shells(
+    const CellList<Real>& cells, int cloud, const Vec3<Real>& q, bool searches, Lanes& lanes, Visitor& visitor,
+    Progress before) {
   Grid<Real> grid = cloud_grid(cells, cloud);
   searches = searches && grid.low[0] < kInfinity<Real>;  // the cloud has a finite point
-  if (!lanes.any(searches)) return true;
+  if (!lanes.any(searches)) return Progress::kComplete;
   grid.slack = slack_for(grid, q);
   ShellTraversal<Real, levels, Lanes, Visitor> search{cells, grid, q, lanes, visitor};
   if constexpr (levels == Levels::kOne) {
@@ -371,10 +378,11 @@ POINTPROJ_FN bool visit_shells(
       const int at[3] = {grid.along(q[0], 0), grid.along(q[1], 1), grid.along(q[2], 2)};
       const Real outside = search.beyond(at, 0);
       grid = subgrid_of(cells, Grid<Real>(grid), cell, at, q);
-      return search(searches) && !(outside <= visitor.limit());
+      if (!search(searches)) return Progress::kGivenUp;
+      return outside <= visitor.limit() ? Progress::kOwnCell : Progress::kComplete;
     }
   }
-  return search(searches);
+  return search(searches, before == Progress::kOwnCell ? 0 : -1) ? Progress::kComplete : Progress::kGivenUp;
 }
 
 }  // namespace pointproj::POINTPROJ_DEVICE
