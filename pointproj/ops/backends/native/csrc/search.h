@@ -21,7 +21,7 @@ template <class Real, class List, bool counts>
 struct NearestVisitor {
   List& list;
   int k;
-  Real square;  // of the radius
+  Real square;  // of the radius, at most kLargest
   int found = 0;
 
   POINTPROJ_FN Real limit() const { return counts && found <= k ? square : list.limit(); }
@@ -29,7 +29,7 @@ struct NearestVisitor {
   POINTPROJ_FN bool has_all_wanted() const { return counts ? found > k : limit() < square; }
   template <class Lanes>
   POINTPROJ_FN void process(Lanes& lanes, int, const Point<Real>& point, Real squared, bool exists) {
-    const bool hit = exists && squared <= square && squared < kInfinity<Real>;
+    const bool hit = exists && (Lanes::width == 1 || squared <= square);  // one thread shows those within limit() alone
     if constexpr (counts) found += lanes.bit_count(lanes.ballot(hit));
     list.insert(lanes, squared, point.row, hit);
   }
@@ -88,7 +88,7 @@ struct Knn {
     Vec3<Real> q = load_position(query_points, query);
     const bool searches = is_finite(q);
     if (!searches) q = {{0, 0, 0}};
-    const Real square = radii.square_of(query);
+    const Real square = lesser(radii.square_of(query), kLargest<Real>);
     List list = heaps.template make<List>(query, nearest.k, square);
     NearestVisitor<Real, List, counts> visitor{list, nearest.k, square};
     if (before == Progress::kOwnCell) insert_found(lanes, query, q, visitor);

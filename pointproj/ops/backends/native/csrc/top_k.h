@@ -25,9 +25,16 @@ void with_length(int64_t k, Body body) {
   body(std::integral_constant<int, kLongestThreadList>());
 }
 
+// A GPU compares bits, two instructions instead of three: squares are not negative, and a negative number that stands
+// for a limit or for an empty place is compared with squares alone.
 template <class Real>
 POINTPROJ_FN bool is_before(Real squared, int row, Real other, int other_row) {
-  return squared < other || (squared == other && row < other_row);
+  if constexpr (kOnGpu && sizeof(Real) == 4) {
+    const auto bits = [](Real x, int at) { return int64_t(__float_as_int(x)) << 32 | unsigned(at); };
+    return bits(squared, row) < bits(other, other_row);
+  } else {
+    return squared < other || (squared == other && row < other_row);
+  }
 }
 
 POINTPROJ_FN int row_or_none(int row) { return row == kNoRow ? -1 : row; }

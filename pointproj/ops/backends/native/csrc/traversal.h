@@ -180,7 +180,7 @@ struct ShellTraversal {
   POINTPROJ_FN void clip(Real squared, int axis, int* first, int* last) const {
     if (squared < Real(0)) {
       *last = *first - 1;
-    } else if (squared < kInfinity<Real>) {
+    } else if (squared < kLargest<Real>) {
       const Real far = sqrt(squared) + grid.slack;
       *first = greater(*first, grid.along(q[axis] - far, axis));
       *last = lesser(*last, grid.along(q[axis] + far, axis));
