@@ -148,8 +148,13 @@ class PointNetConv(_Convolution):
         loops = min(len(sources), len(targets)) if self.add_self_loops else 0
         lists = self.listed(edge_index, len(targets), loops)
         network = layers_of(self.local_nn, sources if x is None else x)
-        x = sources[:, :0] if x is None else x
-        out = edge_mlp(x, targets, sources, lists, network, reduce=self.reduce)
+        x, of_targets = sources[:, :0] if x is None else x, None
+        if sources.shape[1] not in (2, 3):  # by products with the positions of each side
+            ((weight, bias), *others), activation = network
+            network = Network([(torch.cat([weight, -weight[:, x.shape[1] :]], 1), bias), *others], activation)
+            x, of_targets = torch.cat([x, sources], 1), targets
+            sources, targets = sources[:, :0], targets[:, :0]
+        out = edge_mlp(x, targets, sources, lists, network, query_features=of_targets, reduce=self.reduce)
         return out if self.global_nn is None else self.global_nn(out)
 
 
@@ -160,6 +165,9 @@ class PointTransformerConv(_Convolution):
         super().__init__(layer, layer.pos_nn, *([] if layer.attn_nn is None else [layer.attn_nn]))
         if self.reduce != "sum":
             raise CannotReplace(f"expected aggr add or sum; it is {layer.aggr}")
+        dims = next(layer.pos_nn.parameters()).shape[1]
+        if dims not in (2, 3):
+            raise CannotReplace(f"expected positions of 2 or 3 coordinates; its pos_nn takes {dims}")
         self.pos_nn, self.attn_nn = layer.pos_nn, layer.attn_nn
         self.lin, self.lin_src, self.lin_dst = layer.lin, layer.lin_src, layer.lin_dst
         self.add_self_loops = layer.add_self_loops

@@ -85,6 +85,20 @@ def test_replaced_layers_have_the_same_results_and_gradients(model: Model, crowd
     torch.testing.assert_close(ours.edges(several, given[2]), model.edges(several, given[2]))
 
 
+@pytest.mark.parametrize("dims", [1, 4])
+def test_other_numbers_of_coordinates(dims: int):
+    x, pos, edges, _ = inputs(crowded=False)
+    pos = torch.cat([pos, pos], 1)[:, :dims]
+    model = nn.ModuleList([theirs.PointNetConv(network(5 + dims, 16, 8))]).double()
+    ours = copy.deepcopy(model)
+    assert replace(ours).replaced
+    results = []
+    for (layer,) in (model, ours):
+        out = layer(x, pos, edges)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (x, pos, *layer.parameters()))))
+    torch.testing.assert_close(*results)
+
+
 def test_layers_that_cannot_be_replaced_say_why():
     unknown = nn.Sequential(nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 6))
     left = {
@@ -92,6 +106,7 @@ def test_layers_that_cannot_be_replaced_say_why():
         "activation": (theirs.EdgeConv(unknown), "Softplus"),
         "dropout": (theirs.EdgeConv(theirs.MLP([6, 6, 6], norm=None, dropout=0.5)), "dropout"),
         "none": (theirs.PointNetConv(), "cannot run on pairs"),
+        "dims": (theirs.PointTransformerConv(6, 6, network(4, 6)), "of 2 or 3 coordinates; its pos_nn"),
     }
     model = nn.ModuleDict({name: layer for name, (layer, _) in left.items()})
     found = replace(model)
