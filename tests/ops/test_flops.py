@@ -51,6 +51,15 @@ def test_sums_and_their_gradients(backend, operator, leaves, forward, backward):
     assert counted(function, backend) == {"forward": forward, "backward": backward, "second_backward": 0}
 
 
+def test_backward_alone():
+    problem = COUNTED.problem()
+    features = problem.features.clone().requires_grad_()
+    field = run("knn", problem._replace(features=features), 3, 0.1, backend="native")
+    with FlopCounterMode(display=False) as counter:
+        field.sum().backward()
+    assert counter.get_total_flops() == 18 * SUM
+
+
 @with_formulas
 def test_second_derivatives(backend):
     problem = COUNTED.problem()

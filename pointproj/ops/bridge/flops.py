@@ -68,6 +68,7 @@ def count_aggregation(operator: str, inputs: Iterable[str], *, searches: bool = 
             return _pairs(given) * per_pair(given["features"][1], args, given)
 
         _formulas[f"pointproj::{operator}{suffix}"] = formula
+        announce(f"pointproj::{operator}{suffix}")  # autograd in C++ does not, before it calls a backward
 
     def of_forward(channels: int, args: Sequence, given: Given) -> int:
         found = searches and given["neighbor_indices"] is None
