@@ -348,8 +348,8 @@ def check_cloud_offsets(name: str, offsets: Tensor, points: Tensor) -> None:
 
 def _check_in_range(name: str, value: float, least: float, most: float, dtype: torch.dtype) -> None:
     """Positive, and neither too small nor too large for sums in a dtype."""
-    _check_positive(name, value)
     if not least <= value <= most:
+        _check_positive(name, value)
         raise ValueError(
             f"{name} must be from {least:.3g} to {most:.3g}, as sums run in {dtype}; got {value}: scale the "
             "points, or give features in float64"

@@ -26,7 +26,8 @@ def checked_clouds(
     """The packed points of a call, after its checks."""
     arguments.check_points(query_points, reference_points, in_space)
     arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
-    return Clouds(*pack(query_points, query_offsets)[:2], *pack(reference_points, reference_offsets))
+    queries, offsets, _ = pack(query_points, query_offsets)
+    return Clouds(queries, offsets, *pack(reference_points, reference_offsets))
 
 
 def periodic_box(

@@ -229,7 +229,9 @@ def test_autograd_in_cpp_gives_both_derivatives():
     program = """
 import torch, pointproj
 sizes = ((9, 3), (33, 3), (33, 5), ())
-inputs = query, points, features, sigma = [torch.rand(s).double().requires_grad_() for s in sizes]
+query, *others = [torch.rand(s).double() for s in sizes]
+query = torch.complex(query, -query).conj().imag  # memory holds other numbers
+inputs = query, points, features, sigma = [t.requires_grad_() for t in (query, *others)]
 for operator, size in ((pointproj.knn_aggregate, 7), (pointproj.radius_aggregate, 0.4)):
     made = []
     for backend in ("native", "torch"):

@@ -87,7 +87,8 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     """Differentiate an operator with ``count`` outputs by a rule, however it is called.
 
     The operator has ``parameters``, the annotations of its arguments by name, and ``body(*args)``, which does
-    its work without derivatives.
+    its work without derivatives. It gets ``direct(*args)``, which is called where nothing observes it, and
+    ``tensors_of``, which gives those of the arguments that :func:`is_unobserved` looks at.
     """
     places, heads, saved, vjp, jvp = rule
     kinds = [*operator.parameters.values(), *[Tensor] * count]
@@ -131,13 +132,18 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
 
     torch.library.register_autograd(name, backward, setup_context=setup_context)
     function = _function(name, setup_context=setup_context, forward=operator.body, backward=backward)
-    operator.apply = apply_of(function)
+    apply = apply_of(function)
     go_straight_to(function, backward)
+
+    def direct(*args: Any) -> Any:
+        is_recorded = torch.is_grad_enabled() and any_requires_grad(needs_of(args))
+        return (apply if is_recorded else operator.body)(*args)
+
     methods = {"forward": operator, "backward": backward, "jvp": along, "vmap": _vmap_of(operator, count)}
     operator.transformed = _function(name, setup_context=setup_both_ways, **methods).apply
     arguments = range(len(operator.parameters))
     operator.tensors_of = _at([i for i in tensors if i in arguments])
-    operator.places_of, operator.full_name = needs_of, name
+    operator.direct, operator.full_name = direct, name
     operator.__class__ = _called_in_three_ways(type(operator))
 
 
@@ -168,9 +174,7 @@ def _called_in_three_ways(kind: type) -> type:
         if kwargs or len(args) < len(self.parameters):
             args = _complete(self, args, kwargs)
         if is_unobserved(args, self.tensors_of):
-            if torch.is_grad_enabled() and any_requires_grad(self.places_of(args)):
-                return self.apply(*args)
-            return self.body(*args)
+            return self.direct(*args)
         if not is_transforming():
             if not torch.compiler.is_compiling():
                 announce(self.full_name)

@@ -1,8 +1,8 @@
 // Autograd in C++ for operators that pointproj/ops/bridge/cpp_op.py differentiates in Python otherwise.
 //
-// torch's stable ABI has no autograd, so this is a library of its own, for one version of torch. Python calls it where
-// nothing observes an operator. The gradients are those of the operators `<name>_backward`. With `create_graph` these
-// are called by the dispatcher, which differentiates them in turn.
+// torch's stable ABI has no autograd, so this is a library of its own, for one version of torch. Python calls it where no
+// mode and no transform observes an operator. The gradients are those of the operators `<name>_backward`. With
+// `create_graph` these are called by the dispatcher, which differentiates them in turn.
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -109,9 +109,22 @@ std::map<std::string, Rule>& rules() {
   return made;
 }
 
+// Wrappers may be left over from a transform that ended; torch resolves negative bits on its way.
+bool is_plain(const c10::IValue& value) {
+  using c10::DispatchKey;
+  constexpr c10::DispatchKeySet others({DispatchKey::Negative, DispatchKey::Python, DispatchKey::Batched,
+                                        DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper});
+  return !value.isTensor() || (!value.toTensor().key_set().has_any(others) && !value.toTensor().is_meta());
+}
+
 void record(const c10::OperatorHandle& op, Stack* stack) {
   const Rule& rule = rules().at(op.operator_name().name);
   const size_t count = op.schema().arguments().size(), first = stack->size() - count;
+  if (!std::all_of(stack->begin() + first, stack->end(), is_plain)) return rule.forward.callBoxed(stack);
+  const auto needs_gradient = [&](int64_t place) { return (*stack)[first + place].toTensor().requires_grad(); };
+  if (!at::GradMode::is_enabled() || std::none_of(rule.places.begin(), rule.places.end(), needs_gradient)) {
+    return run_below_autograd(rule.forward, *stack);
+  }
   Stack own(std::make_move_iterator(stack->begin() + first), std::make_move_iterator(stack->end()));
   torch::jit::drop(*stack, count);
   variable_list inputs;

@@ -101,17 +101,17 @@ Tensor make_cell_list(const PointSet& set, const Device& device, const Build& bu
   POINTPROJ_CHECK(slots + 1 <= kLargestInt, "too many points for 32-bit cell numbers: ", batch.rows);
   const Tensor table = empty_ints({sizes_of(set).cell_list().words()}, points);
   const SortBuffers buffers(batch.rows, slots, points);
-  const Tensor scratch = empty_ints({slots + sizes.cells() + 7 * dense + 1}, points);
+  const int parts = BuildCellList<float>::parts_of(batch.rows, batch.clouds);
+  const int64_t boxes = 6 * int64_t(batch.clouds) * parts * (points.element_size() / 4);
+  const Tensor scratch = empty_ints({boxes + slots + sizes.cells() + 7 * dense + 1}, points);
   int* next = data<int>(scratch);
   const auto take = [&](int64_t count) { return (next += count) - count; };
   for_positions(points, [&](auto real) {
     using Real = decltype(real);
     const CellList<Real> cells = view_cell_list<Real>(data<int>(table), set);
-    const int parts = BuildCellList<Real>::parts_of(batch.rows, batch.clouds);
-    const Tensor boxes = empty({int64_t(batch.clouds) * parts, 6}, points);
     clear_rest(cells.points, batch.rows, data<int>(table) + table.numel());
     device.build(BuildCellList<Real>{data<const Real>(points), batch, sizes, cells, buffers.view(),
-                                     reinterpret_cast<Box<Real>*>(data<Real>(boxes)), parts, take(slots),
+                                     reinterpret_cast<Box<Real>*>(take(boxes)), parts, take(slots),
                                      take(sizes.cells()), take(6 * dense), take(dense), take(1), build},
                  slots);
   });

@@ -69,10 +69,11 @@ void search(const PointSets& sets, const OptionalTensor& given, const Tensor& ro
   const bool in_memory = k > kLongestList, postpones = kOnGpu && !in_memory;
   const bool is_long = rows.scalar_type() == ScalarType::Long;
   // Heaps are made in the results, where these have their dtype.
-  const Tensor heap = distances ? *distances : empty({in_memory ? count : 0, k}, queries.points);
-  const Tensor heap_rows = is_long ? empty_ints({in_memory ? count : 0, k}, rows) : rows;
+  OptionalTensor heap = distances, heap_rows, postponed;
+  if (in_memory && !distances) heap = empty({count, k}, queries.points);
+  if (in_memory) heap_rows = is_long ? empty_ints({count, k}, rows) : rows;
   // Queries that the first kernel postpones, then those that the second does; then the count of each.
-  const Tensor postponed = empty_ints({postpones ? 2 * count + 2 : 0}, rows);
+  if (postpones) postponed = empty_ints({2 * count + 2}, rows);
   int* const first = data<int>(postponed);
   int *const again = first + count, *const counts = postpones ? again + count : nullptr;
   if (given && counts) device.clear(counts, 2 * sizeof(int));

@@ -28,7 +28,8 @@ Tensors<3> aggregate(const typename Problem::Arguments& given) {
 // The gradients that a backward fills; empty where none is needed. Those of sigma, by row, come with the query points.
 struct NeededGradients {
   bool of_points;
-  Tensor query_points, sigma_rows, reference_points, features;
+  OptionalTensor sigma_rows;
+  Tensor query_points, reference_points, features;
 };
 
 template <class Neighbors, class Problem, class Weighting>
@@ -41,7 +42,8 @@ void fill_gradients(Problem& problem, const Weighting& weighting, const Tensor& 
   const bool of_points = needed.of_points, by_atomics = Neighbors::kMayUseAtomics && !problem.given.deterministic;
   const Tensor own_grad = problem.template sorted<Neighbors>(true, grad);
   const Tensor features = of_points ? problem.template sorted<Neighbors>(false, given) : given;
-  const Tensor means = empty({of_points ? problem.queries() : 0, 2}, features);
+  OptionalTensor means;
+  if (of_points) means = empty({problem.queries(), 2}, features);
   const auto launch = [&](auto queries_own, auto with_points, auto with_features) {
     const int chunks = with_features && !queries_own ? problem.chunks() : 1;
     problem.device().each(
@@ -89,15 +91,15 @@ Tensors<4> differentiate(const BackwardArguments<typename Problem::Arguments, 3>
   const auto empty_if = [](bool needed, const Tensor& like) { return empty(needed ? like.sizes() : Shape({0}), like); };
   const bool of_points = needs[0] || needs[1] || needs[3];
   const auto& [query, reference, device] = problem.sets;
-  const NeededGradients needed{of_points, empty_if(of_points, query.points), empty({of_points ? queries : 0}, features),
-                               empty_if(needs[1], reference.points), empty_if(needs[2], features)};
+  const NeededGradients needed{of_points, of_points ? OptionalTensor(empty({queries}, features)) : std::nullopt,
+                               empty_if(of_points, query.points), empty_if(needs[1], reference.points),
+                               empty_if(needs[2], features)};
   problem.for_types([&](auto real, auto weighting) {
     using Neighbors = typename Problem::template Neighbors<decltype(real), decltype(weighting)>;
     fill_gradients<Neighbors>(problem, weighting, grad, aggregated, saved, needed);
   });
-  const Tensor none = empty({0}, sigma);
-  return {needs[0] ? needed.query_points : empty_if(false, query.points), needed.reference_points, needed.features,
-          needs[3] ? torch::stable::sum(needed.sigma_rows) : none};
+  return {needs[0] || !of_points ? needed.query_points : empty_if(false, query.points), needed.reference_points,
+          needed.features, needs[3] ? torch::stable::sum(*needed.sigma_rows) : empty({0}, sigma)};
 }
 
 const Operators registered(

@@ -70,8 +70,8 @@ struct WeightedSums {
   int chunks() const { return kOnGpu ? static_cast<int>((channels + kChannelsAtOnce - 1) / kChannelsAtOnce) : 1; }
 
   // Of each query, (Q, C): values of reference points times weights; twice, if there are others.
-  Tensor of_queries(const Tensor& values, const Tensor& weights, const Tensor& other_values,
-                    const Tensor& other_weights) const {
+  Tensor of_queries(const Tensor& values, const Tensor& weights, const OptionalTensor& other_values = std::nullopt,
+                    const OptionalTensor& other_weights = std::nullopt) const {
     const Tensor sums = empty({queries, channels}, given.features);
     each([&](auto zero) {
       using Sum = decltype(zero);
@@ -88,12 +88,15 @@ struct WeightedSums {
     const Tensor sums = empty(features.sizes(), features);
     if (kOnGpu && !deterministic) return by_atomics(values, weights, sums);
     const InvertedRows inverted(device, lists, rows.numel(), features.size(0), rows);
-    const Tensor of_pairs = empty_ints({row_splits ? rows.numel() : 0}, rows);
-    if (row_splits) device.each(QueriesOfPairs{lists, data<int>(of_pairs)}, queries);
+    OptionalTensor of_pairs;
+    if (row_splits) {
+      of_pairs = empty_ints({rows.numel()}, rows);
+      device.each(QueriesOfPairs{lists, data<int>(of_pairs)}, queries);
+    }
     each([&](auto zero) {
       using Sum = decltype(zero);
       device.each(PairSums<Sum, false>{lists, data<const int>(inverted.start), data<const int>(inverted.pairs),
-                                       row_splits ? data<const int>(of_pairs) : nullptr,
+                                       data<const int>(of_pairs),
                                        {terms<Sum>(values, weights), {{nullptr, 0}, nullptr}},
                                        matrix<Sum>(sums), chunks()},
                   features.size(0) * chunks());
@@ -126,10 +129,10 @@ struct WeightedSums {
     return sums;
   }
   template <class Sum>
-  WeightedRows<Sum> terms(const Tensor& values, const Tensor& weights) const {
+  WeightedRows<Sum> terms(const OptionalTensor& values, const OptionalTensor& weights) const {
     // A direction of 0 has no elements, but the other term has such rows.
-    if (values.numel() == 0 || weights.numel() == 0) return {{nullptr, static_cast<int>(channels)}, nullptr};
-    return {matrix<const Sum>(values), data<const Sum>(weights)};
+    if (!values || values->numel() == 0 || weights->numel() == 0) return {{nullptr, static_cast<int>(channels)}, nullptr};
+    return {matrix<const Sum>(*values), data<const Sum>(weights)};
   }
   template <class Body>
   void each(Body body) const {
@@ -139,8 +142,7 @@ struct WeightedSums {
 
 // Sums (Q, C).
 Tensors<1> weighted_sums(const WeightedSumArguments& given) {
-  const Tensor none = empty({0}, given.features);
-  return {WeightedSums(given).of_queries(given.features, given.weights, none, none)};
+  return {WeightedSums(given).of_queries(given.features, given.weights)};
 }
 
 // Gradients of features and weights.
