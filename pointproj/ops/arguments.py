@@ -61,9 +61,9 @@ def check_points(
 def check_features(features: Tensor, reference_points: Tensor, least: int = 1) -> None:
     """One row of features for each reference point, with so many channels or more."""
     _check_tensor("features", features)
-    shape, rows = features.shape, reference_points.shape[:-1]
-    if shape[:-1] != rows or len(shape) != len(rows) + 1:
-        expected = f"shape {(*rows, 'channels')}, one row for each reference point"
+    shape, points = features.shape, reference_points.shape
+    if len(shape) != len(points) or shape[0] != points[0] or shape[-2] != points[-2]:
+        expected = f"shape {(*points[:-1], 'channels')}, one row for each reference point"
         raise ValueError(f"features must have {expected}; got {tuple(shape)}")
     if shape[-1] < least:
         raise ValueError(f"features must have at least one channel; got shape {tuple(shape)}")

@@ -100,11 +100,10 @@ Tensor make_cell_list(const PointSet& set, const Device& device, const Build& bu
   const int64_t slots = sizes.subcells() + 1, dense = sizes.dense_cells();
   POINTPROJ_CHECK(slots + 1 <= kLargestInt, "too many points for 32-bit cell numbers: ", batch.rows);
   const Tensor table = empty_ints({sizes_of(set).cell_list().words()}, points);
-  const SortBuffers buffers(batch.rows, slots, points);
   const int parts = BuildCellList<float>::parts_of(batch.rows, batch.clouds);
   const int64_t boxes = 6 * int64_t(batch.clouds) * parts * (points.element_size() / 4);
-  const Tensor scratch = empty_ints({boxes + slots + sizes.cells() + 7 * dense + 1}, points);
-  int* next = data<int>(scratch);
+  const SortBuffers buffers(batch.rows, slots, points, (boxes + slots + sizes.cells() + 7 * dense + 2) / 2 * 2);
+  int* next = data<int>(buffers.words);
   const auto take = [&](int64_t count) { return (next += count) - count; };
   for_positions(points, [&](auto real) {
     using Real = decltype(real);

@@ -81,14 +81,15 @@ Tensors<4> differentiate(const BackwardArguments<typename Problem::Arguments, 3>
   const auto& [aggregated, saved, made] = outputs;
   const Tensor& grad = grads[0];
   Problem problem(forward, made);
-  const Tensor &features = problem.given.features, &sigma = problem.given.sigma;
+  const Tensor& features = problem.given.features;
   const int64_t queries = problem.queries();
   const auto dtype = features.scalar_type();
   check_like("aggregated", aggregated, {queries, problem.channels()}, dtype, features);
   check_like("grad", grad, aggregated.sizes(), dtype, features);
   check_like("saved", saved, {queries, 2}, dtype, features);
   POINTPROJ_CHECK(needs.size() == 4, "needs must have 4 elements, one for each gradient; got ", needs.size());
-  const auto empty_if = [](bool needed, const Tensor& like) { return empty(needed ? like.sizes() : Shape({0}), like); };
+  const Tensor none = empty({0}, grad);
+  const auto empty_if = [&](bool needed, const Tensor& like) { return needed ? empty(like.sizes(), like) : none; };
   const bool of_points = needs[0] || needs[1] || needs[3];
   const auto& [query, reference, device] = problem.sets;
   const NeededGradients needed{of_points, of_points ? OptionalTensor(empty({queries}, features)) : std::nullopt,
@@ -98,8 +99,8 @@ Tensors<4> differentiate(const BackwardArguments<typename Problem::Arguments, 3>
     using Neighbors = typename Problem::template Neighbors<decltype(real), decltype(weighting)>;
     fill_gradients<Neighbors>(problem, weighting, grad, aggregated, saved, needed);
   });
-  return {needs[0] || !of_points ? needed.query_points : empty_if(false, query.points), needed.reference_points,
-          needed.features, needs[3] ? torch::stable::sum(*needed.sigma_rows) : empty({0}, sigma)};
+  return {needs[0] ? needed.query_points : none, needed.reference_points, needed.features,
+          needs[3] ? torch::stable::sum(*needed.sigma_rows) : none};
 }
 
 const Operators registered(

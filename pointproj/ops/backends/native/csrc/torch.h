@@ -88,21 +88,23 @@ inline void clear(const Device& device, const Tensor& tensor) {
   device.clear(tensor.mutable_data_ptr(), tensor.numel() * static_cast<int64_t>(tensor.element_size()));
 }
 
-// What a counting sort writes besides its results, in one tensor: each takes several steps to make.
+// What a counting sort writes besides its results, behind an even number of other words that its caller needs: all in
+// one tensor, since to make one takes many steps.
 struct SortBuffers {
   int rows, slots;
-  Tensor place;  // of each row, then the occupancy of each slot, and partial sums
+  int64_t others;
+  Tensor words;
 
-  SortBuffers(int64_t rows, int64_t slots, const Tensor& like)
-      : rows(static_cast<int>(rows)), slots(static_cast<int>(slots)),
-        place(empty_ints({2 * rows + slots + (kOnGpu ? kMostBuildBlocks : 0)}, like)) {}
+  SortBuffers(int64_t rows, int64_t slots, const Tensor& like, int64_t others = 0)
+      : rows(static_cast<int>(rows)), slots(static_cast<int>(slots)), others(others),
+        words(empty_ints({others + 2 * rows + slots + (kOnGpu ? kMostBuildBlocks : 0)}, like)) {}
   CountingSort view() const {
-    int* const first = data<int>(place);
-    return {rows, slots, first + 2 * int64_t(rows), first, first + 2 * int64_t(rows) + slots};
+    int *const place = data<int>(words) + others, *const occupancy = place + 2 * int64_t(rows);
+    return {rows, slots, occupancy, place, occupancy + slots};
   }
   // Some of the rows as int64, by slot, then by row. On a GPU, the ranks in a slot depend on the order of threads.
   Tensor stable_order(int64_t first, int64_t count) const {
-    const Tensor pairs = torch::stable::narrow(const_cast<Tensor&>(place), 0, 2 * first, 2 * count);
+    const Tensor pairs = torch::stable::narrow(const_cast<Tensor&>(words), 0, others + 2 * first, 2 * count);
     const Tensor slot = torch::stable::select(torch::stable::view(pairs, {count, 2}), 1, 0);
     return call("aten::argsort", "stable", slot, /*stable=*/true, /*dim=*/int64_t(0), /*descending=*/false);
   }
