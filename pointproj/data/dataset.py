@@ -200,9 +200,16 @@ def _entries(
                 for copy in range(repeats[file])
             )
         else:
-            log.warning("left out %s: %s", file.path, prepared.reason)
             left_out.append((str(file.path), prepared.reason))
+    warn_of_left_out(left_out)
     return entries, left_out
+
+
+def warn_of_left_out(left_out: Sequence[tuple[str, str]]) -> None:
+    """Say once for each reason which file was left out, and how many others."""
+    for reason, count in Counter(reason for _, reason in left_out).items():
+        first = next(path for path, own in left_out if own == reason)
+        log.warning("left out %s%s: %s", first, f" and {count - 1} others" if count > 1 else "", reason)
 
 
 def _prepared_meshes(

@@ -81,11 +81,12 @@ def test_strict_stops_at_an_unusable_mesh(config, broken):
         prepare(config(root=str(broken), strict=True))
 
 
-def test_a_split_without_usable_mesh_is_an_error(config, broken):
+def test_a_split_without_usable_mesh_is_an_error(config, broken, caplog):
     for path in (broken / "dresser" / "test").iterdir():
         path.write_text("OFF\n")
     with pytest.raises(DataError, match=r"split test, got none; 5 were left out, such as .*dresser_0100"):
         prepare(config(root=str(broken)))
+    assert "off and 2 others: must declare its vertex and face counts" in caplog.text
 
 
 def test_samples_are_in_the_cube_and_on_the_mesh(config, furniture):

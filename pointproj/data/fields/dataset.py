@@ -1,6 +1,5 @@
 """Samples with fields to train on: a cloud of each geometry, and values at points drawn in every epoch."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ from torch.utils.data import Dataset
 
 from pointproj.config import Config
 from pointproj.data.clouds import Sampling
-from pointproj.data.dataset import TEST_SEED, Draw, PreparedData
+from pointproj.data.dataset import TEST_SEED, Draw, PreparedData, warn_of_left_out
 from pointproj.data.errors import DataError
 from pointproj.data.fields.flow import FIELD
 from pointproj.data.fields.preparation import PreparedSample, odd_units, prepare_samples
@@ -24,8 +23,6 @@ from pointproj.data.fields.statistics import FieldStatistics
 from pointproj.data.layout import MeshFile
 from pointproj.geometry.meshes import MeshError
 from pointproj.runtime.distributed import SINGLE_PROCESS, Processes
-
-log = logging.getLogger(__name__)
 
 MOST_EVALUATED = 2**16
 """Random points of a validation or test sample at which errors are measured."""
@@ -157,8 +154,8 @@ def prepare_fields(config: Config, processes: Processes = SINGLE_PROCESS) -> Pre
         if data.strict:
             hint = "data.strict=true stops here, false leaves it out"
             raise MeshError(file.path, f"{reason} ({hint})")
-        log.warning("left out %s: %s", file.path, reason)
     left_out = [(str(file.path), reason) for file, reason in reasons.items()]
+    warn_of_left_out(left_out)
     usable = [(file, sample) for file, sample in ready if file not in reasons]
     split = {name: [sample for file, sample in usable if file.split == name] for name in SPLITS}
     _require_usable(split, left_out)
