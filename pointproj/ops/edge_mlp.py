@@ -32,7 +32,7 @@ from pointproj.ops.layers import (
     checked_layers,
 )
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
-from pointproj.ops.registry import choose, modules
+from pointproj.ops.registry import Backend, choose, modules
 from pointproj.ops.specification.clouds import finite_rows, linear_rows
 
 REDUCTIONS = ("mean", "sum", "max")
@@ -127,40 +127,50 @@ def edge_mlp(
     factors = _factors(multiply_features, features, given)
     count = math.prod(features.shape[:-1])
     weighted = weights is not None or reference_weights is not None
-    # Kernels and chunks know which rows are none; only sums of weights need to be told.
-    rows, splits = packed_rows(neighbors, features, missing=count if weighted or reduce != "max" else -1)
-    pairs = ListedPairs(rows, splits, count) if weighted or reduce != "max" else None
     real = torch.promote_types(features.dtype, torch.float32)
-    pair_weights = _pair_weights(pairs, weights, reference_weights, real) if weighted else None
-    last = None
+    last, has_mean = None, reduce == "mean"
     if len(given) > 1 and reduce != "max" and not (factors is not None or kind.at_end):
         last, kind = given.pop(), kind._replace(at_end=True)
-    empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
-    hidden, of_queries = _of_features(columns, features, query_features, empty)
     module = modules[choose(backend, features.device.type, "edge_mlp")]
-    is_short = len(given) == 1 and factors is None and reduce != "max" and query_points.shape[-1] > 0
-    places = [points.flatten(0, -2) for points in (reference_points, query_points)]
+    sums = module.edge_sums if len(given) == 1 and factors is None and reduce != "max" else None
+    # Kernels and chunks know which rows are none; only sums of weights need to be told.
+    told = weighted or (reduce != "max" and sums is None)
+    rows, splits = packed_rows(neighbors, features, missing=count if told else -1)
+    pairs = ListedPairs(rows, splits, count) if told else None
+    pair_weights = _pair_weights(pairs, weights, reference_weights, real) if weighted else None
+    empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
+    points = [reference_points, query_points]
+    places = [given.flatten(0, -2) for given in points]
     first = [columns.place.to(real), columns.bias.to(real)]
-    if not (with_distance or (module.PLACES_OF_PAIRS and is_short)):
-        hidden, of_queries = _with_places(hidden, of_queries, reference_points, query_points, *first)
-        places, first = [points.detach()[:, :0] for points in places], [first[0].detach()[:, :0], none]
+    if with_distance or (sums is not None and query_points.shape[-1] > 0):
+        hidden, of_queries = _of_features(module, columns, features, query_features, empty)
+    else:
+        made = _by_kernels(module, columns, features, query_features, points, *first)
+        if made is None:
+            made = _of_features(module, columns, features, query_features, empty)
+            made = _with_places(*made, *points, *first)
+        hidden, of_queries = made
+        places, first = [given.detach()[:, :0] for given in places], [first[0].detach()[:, :0], none]
     of_layers = [*first, *(tensor.to(real) for layer in given[1:] for tensor in layer)]
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
     tensors = [
         places[0], hidden, empty if factors is None else factors, places[1], of_queries,
         none if pair_weights is None else pair_weights, *of_layers, rows,
     ]  # fmt: skip
-    tensors = [tensor.contiguous() for tensor in tensors]
-    reduced = module.edge_mlp(*tensors, splits, *kind, with_distance, reduce == "max")
-    if reduce != "max":
+    inputs = *(tensor.contiguous() for tensor in tensors), splits, *kind, with_distance
+    if sums is None:
+        reduced = module.edge_mlp(*inputs, reduce == "max")
+    else:
+        reduced, total = sums(*inputs, has_mean and not weighted, real if weighted else features.dtype)
+        total = total[:, None]
+    if told:
         total = pairs.summed(pairs.exists.to(real) if pair_weights is None else pair_weights[..., None])
-        if reduce == "mean" and pair_weights is None:
-            reduced, total = reduced / total.clamp(min=1.0), (total != 0).to(real)
-        elif reduce == "mean":
+        if has_mean and weighted:
             reduced = torch.where(total != 0, reduced / torch.where(total != 0, total, 1.0), 0.0)
-            total = (total != 0).to(real)
-        if last is not None:
-            reduced = linear(reduced.to(features.dtype), last[0]) + (total * last[1]).to(features.dtype)
+        elif has_mean:
+            reduced = reduced / total.clamp(min=1.0)
+    if last is not None:
+        reduced = _last_layer(module, reduced.to(features.dtype), *last, total, has_mean, weighted)
     return reduced.view(*query_points.shape[:-1], reduced.shape[-1]).to(features.dtype)
 
 
@@ -193,19 +203,59 @@ def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: l
     return factors.flatten(0, -2).to(features.dtype)
 
 
+def _last_layer(
+    module: Backend, reduced: Tensor, weight: Tensor, bias: Tensor, total: Tensor, has_mean: bool, weighted: bool
+) -> Tensor:
+    """The last layer after the reduction: the bias counts as often as the weights (Q, 1) of pairs say."""
+    if module.linear_of_rows is not None and not weighted:
+        made = module.linear_of_rows(reduced, weight, bias, counts=total.flatten(), once=has_mean)
+        if made is not None:
+            return made
+    total = (total != 0).to(total.dtype) if has_mean else total
+    return linear(reduced, weight) + (total * bias).to(reduced.dtype)
+
+
 def _of_features(
-    columns: "_Columns", features: Tensor, query_features: Tensor | None, empty: Tensor
+    module: Backend, columns: "_Columns", features: Tensor, query_features: Tensor | None, empty: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What the first layer makes of both features, one row for each point; no elements without columns."""
     hidden = of_queries = empty
+    finite = None
     if columns.feature.shape[1]:
-        finite = finite_rows(features.flatten(0, -2))
-        hidden = linear_rows(*finite, columns.feature)
+        rows = features.flatten(0, -2)
+        hidden = None if module.linear_of_rows is None else module.linear_of_rows(rows, columns.feature)
+        if hidden is None:
+            finite = finite_rows(rows)
+            hidden = linear_rows(*finite, columns.feature)
     if query_features is not None:
-        if query_features is not features or hidden is empty:
-            finite = finite_rows(query_features.flatten(0, -2).to(features.dtype))
-        of_queries = linear_rows(*finite, columns.query)
+        rows = query_features.flatten(0, -2).to(features.dtype)
+        of_queries = None if module.linear_of_rows is None else module.linear_of_rows(rows, columns.query)
+        if of_queries is None:
+            finite = finite if query_features is features and finite is not None else finite_rows(rows)
+            of_queries = linear_rows(*finite, columns.query)
     return hidden, of_queries
+
+
+def _by_kernels(
+    module: Backend,
+    columns: "_Columns",
+    features: Tensor,
+    query_features: Tensor | None,
+    points: list[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+) -> tuple[Tensor, Tensor] | None:
+    """What :func:`_with_places` makes of :func:`_of_features`, by a backend that has a kernel for it."""
+    if module.linear_of_rows is None or not weight.shape[1]:
+        return None
+    of_references, own = (places.flatten(0, -2).to(weight.dtype) for places in _centred(*points))
+    rows = features.flatten(0, -2)[:, : columns.feature.shape[1]]
+    hidden = module.linear_of_rows(rows, columns.feature, None, of_references, weight)
+    rows = features.new_empty(len(own), 0)
+    if query_features is not None:
+        rows = query_features.flatten(0, -2).to(features.dtype)
+    of_queries = module.linear_of_rows(rows, columns.query, bias, -own, weight)
+    return None if hidden is None or of_queries is None else (hidden, of_queries)
 
 
 def _centred(reference_points: Tensor, query_points: Tensor) -> list[Tensor]:

@@ -49,8 +49,16 @@ class Backend(Protocol):
         ``ONE_INDEX``. It is imported when the backend is chosen. None: they stand beside the others.
     ONE_INDEX : bool
         Whether the same tables serve both searches.
-    PLACES_OF_PAIRS : bool
-        Whether ``edge_mlp`` gets points, and no products with them, for the sums of one activation.
+    edge_sums : function or None
+        ``(...arguments of edge_mlp but largest, mean, dtype)``: of networks with one activation at most, the
+        sums or means of this dtype, and the number of pairs of each query, (Q,), in the dtype of sums. Any row
+        that is none of the references counts as none.
+    linear_of_rows : function or None
+        ``(rows, weight, bias, places, of_places, counts=, once=)``, of which all from the bias on may be None:
+        ``rows @ weight.T + places @ of_places.T + counts * bias``, or None where it does not serve. Places are
+        (n, 3) in the dtype of sums, their products exact in it. Counts are at most 1 if ``once``, 1 by
+        default. Rows or places that are not finite are NaN, and give the layer no gradient. Differentiable
+        twice.
     list_weights : function or None
         ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
         kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the
@@ -64,7 +72,8 @@ class Backend(Protocol):
     EXPORTABLE: frozenset[str] = frozenset()
     FUNCTIONS: str | None = None
     ONE_INDEX: bool = False
-    PLACES_OF_PAIRS: bool = False
+    edge_sums: Callable[..., tuple[Tensor, Tensor]] | None = None
+    linear_of_rows: Callable[..., Tensor] | None = None
     list_weights: Callable[..., Tensor] | None = None
 
     def unavailable(self) -> str | None:
@@ -275,7 +284,7 @@ class Backend(Protocol):
 
 
 # The parts with a default. Modules do not inherit, so they are given what they leave out.
-VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "PLACES_OF_PAIRS", "list_weights")
+VALUES = ("WAITS", "EXPORTABLE", "FUNCTIONS", "ONE_INDEX", "edge_sums", "linear_of_rows", "list_weights")
 FUNCTIONS = ("unavailable", "unavailable_on", "unbuilt", "build_index", "nearest", "knn_aggregate")
 
 

@@ -15,6 +15,7 @@ from pointproj.ops.backends.triton import (  # noqa: E402
     edge_mlp,
     gradients,
     knn_search,
+    linear_rows,
     sums,
     vector_kernels,
     vector_narrow,
@@ -24,6 +25,7 @@ POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "parameter", "eps", "aggregated", "softmax", "grad"]
 SUMS += ["d_query", "d_reference", "d_features", "d_sigma", "query_points", "reference_points", "hidden"]
 SUMS += ["of_queries", "weights", "layer", "sums", "d_hidden", "d_of_queries", "d_weights", "d_layer"]
+SUMS += ["counts", "weight", "bias", "made", "d_rows"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
 DEFAULT = {"KERNEL": 0, "REDUCE": 0, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
 WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
@@ -31,7 +33,8 @@ LISTED = {**DEFAULT, "LISTED": True, "BATCHED": False}
 SEARCH = {"CONTINUES": False, "BATCHED": False, "SLOTS": 8, "TILE": 32, "STEP": 4}
 EDGES = {"PADDED": False, "HIDDEN": True, "OF_QUERIES": True, "WEIGHTED": True, "DISTANCE": True}
 EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "PLACES": True}
-FOLDED = {**EDGES, "PLACES": False, "DISTANCE": False}
+SHORT = {**EDGES, "MEAN": True, "ROUGH": True}
+FOLDED = {**SHORT, "ROUGH": False, "PLACES": False, "DISTANCE": False}
 CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 2, "PRECISION": "tf32"}
 CHAIN |= {"N2": 16, "LAST": 32, "BLOCK": 16, "STEP": 8}
 ATTEND = {"PADDED": True, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32", "EXACT": False}
@@ -44,6 +47,7 @@ INPUTS = {"PADDED": True, "PLACES": True, "FIRST": True, "ACT": 0, "SLOPE": 0.01
 INPUTS |= {"TILE": 8, "STEP": 4}
 NUMBERS = ["items", "references", "k", "channels", "n2", "outputs", "first_item", "last_item"]
 NUMBERS += ["inputs", "scores", "groups", "depth", "first_query", "last_query", "first_slot", "last_slot"]
+LINEAR = {"BIAS": True, "ONCE": True, "PRECISION": "tf32", "IN": 16, "OUT": 32, "TILE": 16}
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -55,10 +59,12 @@ KERNELS = {
     "sums-compact": (sums.sum_kernel, {**WITHIN, "KERNEL": 4, "REDUCE": 1}),
     "gradients": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS}),
     "gradients-lists": (gradients.gradient_kernel, {**LISTED, **GRADIENTS}),
-    "edges": (edge_mlp.sum_kernel, EDGES),
+    "edges": (edge_mlp.sum_kernel, SHORT),
     "edges-folded": (edge_mlp.sum_kernel, FOLDED),
     "edge-gradients-folded": (edge_mlp.gradient_kernel, {**FOLDED, "FLAGS": 26}),
-    "edge-gradients": (edge_mlp.gradient_kernel, {**EDGES, "FLAGS": 63}),
+    "edge-gradients": (edge_mlp.gradient_kernel, {**SHORT, "FLAGS": 63}),
+    "linear": (linear_rows.linear_kernel, LINEAR),
+    "linear-gradients": (linear_rows.linear_gradient_kernel, {**LINEAR, "ROWS": True, "LAYER": True}),
     "pairs-chain": (edge_chains.chain_kernel, CHAIN),
     "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127}),
     "pairs-narrow": (vector_narrow.narrow_kernel, NARROW),
@@ -84,6 +90,8 @@ def compiled(name: str, architecture: int, real: str, size: str, warps: int = 1)
         pointers |= {"query_of": "*i64", "winners": "*i32"}
     if name.startswith(("edge", "pairs")):
         pointers |= {"rows": "*i64", "row_splits": "*i64"}
+    if name.startswith("linear"):
+        pointers["rows"] = f"*{real}"
     if name == "numbers":
         pointers.pop("clouds")  # here that is their number
     signature = {n: "constexpr" if n in constants else pointers.get(n, size) for n in kernel.arg_names}

@@ -58,12 +58,17 @@ class PairLists:
         return values[at, None] if self.padded else values.index_select(0, self.query[at])
 
     @functools.cached_property
+    def counts(self) -> Tensor:
+        """How many neighbours a query has: (Q,)."""
+        if self.padded:
+            return self.exists.sum(1)
+        counts = self.exists.new_zeros(max(1, self.queries), dtype=torch.int64)
+        return counts.index_add_(0, self.query, self.exists.long())[: self.queries]
+
+    @functools.cached_property
     def has_pairs(self) -> Tensor:
         """Whether a query has a neighbour: (Q,)."""
-        if self.padded:
-            return self.exists.any(1)
-        counts = self.exists.new_zeros(max(1, self.queries), dtype=torch.int32)
-        return counts.index_add_(0, self.query, self.exists.int())[: self.queries] > 0
+        return self.counts > 0
 
     def masked(self, at: slice, values: Tensor) -> Tensor:
         """Values of pairs, 0 where there is none."""

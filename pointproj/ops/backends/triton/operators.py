@@ -13,8 +13,10 @@ from torch import Tensor
 from pointproj.ops.backends.torch import operators as plain
 from pointproj.ops.backends.triton.cell_list import CellList, build_cell_list
 from pointproj.ops.backends.triton.edge_chains import edge_mlp
+from pointproj.ops.backends.triton.edge_mlp import edge_sums
 from pointproj.ops.backends.triton.gradients import gradients
 from pointproj.ops.backends.triton.knn_search import nearest_rows
+from pointproj.ops.backends.triton.linear_rows import linear_of_rows
 from pointproj.ops.backends.triton.sums import NeighborSource, listed, summed, within
 from pointproj.ops.backends.triton.vector_attention import vector_attend
 from pointproj.ops.bridge.flops import count_aggregation, count_search
@@ -46,12 +48,13 @@ __all__ = [
     "aggregate_neighbors",
     "build_index",
     "edge_mlp",
+    "edge_sums",
+    "linear_of_rows",
     "radius_aggregate",
     "search",
     "vector_attend",
 ]
 ONE_INDEX = True  # the cell list
-PLACES_OF_PAIRS = True
 
 
 def build_index(
