@@ -204,7 +204,13 @@ def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: l
 
 
 def _last_layer(
-    module: Backend, reduced: Tensor, weight: Tensor, bias: Tensor, total: Tensor, has_mean: bool, weighted: bool
+    module: Backend,
+    reduced: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    total: Tensor,
+    has_mean: bool,
+    weighted: bool,
 ) -> Tensor:
     """The last layer after the reduction: the bias counts as often as the weights (Q, 1) of pairs say."""
     if module.linear_of_rows is not None and not weighted:

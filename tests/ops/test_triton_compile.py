@@ -12,7 +12,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from pointproj.ops.backends.triton import (  # noqa: E402
     cell_list,
     edge_chains,
-    edge_mlp,
+    edge_kernels,
     gradients,
     knn_search,
     linear_rows,
@@ -25,7 +25,7 @@ POSITIONS = ["query_points", "points", "points_as_given", "frame", "limit"]
 SUMS = ["features", "parameter", "eps", "aggregated", "softmax", "grad"]
 SUMS += ["d_query", "d_reference", "d_features", "d_sigma", "query_points", "reference_points", "hidden"]
 SUMS += ["of_queries", "weights", "layer", "sums", "d_hidden", "d_of_queries", "d_weights", "d_layer"]
-SUMS += ["counts", "weight", "bias", "made", "d_rows"]
+SUMS += ["counts", "weight", "bias", "made", "d_rows", "places", "of_places", "d_places"]
 ROWS = ["clouds", "clouds_of", "cells", "rows", "first", "found"]
 DEFAULT = {"KERNEL": 0, "REDUCE": 0, "BLOCK": 32, "TILE": sums.LAUNCH["TILE"], "STEP": sums.LAUNCH["STEP"]}
 WITHIN = {**DEFAULT, "LISTED": False, "BATCHED": True}
@@ -47,7 +47,18 @@ INPUTS = {"PADDED": True, "PLACES": True, "FIRST": True, "ACT": 0, "SLOPE": 0.01
 INPUTS |= {"TILE": 8, "STEP": 4}
 NUMBERS = ["items", "references", "k", "channels", "n2", "outputs", "first_item", "last_item"]
 NUMBERS += ["inputs", "scores", "groups", "depth", "first_query", "last_query", "first_slot", "last_slot"]
-LINEAR = {"BIAS": True, "ONCE": True, "PRECISION": "tf32", "IN": 16, "OUT": 32, "TILE": 16}
+LINEAR = {
+    "BIAS": True,
+    "COUNTED": True,
+    "ONCE": True,
+    "PLACES": True,
+    "ANY": True,
+    "PRECISION": "tf32",
+    "IN": 16,
+    "OUT": 32,
+    "TILE": 16,
+}
+LINEAR_GRADIENTS = {"OF_ROWS": True, "OF_POINTS": True, "OF_LAYER": True}
 GRADIENTS = {"FEATURES": True, "POSITIONS": True}
 KERNELS = {
     "numbers": (cell_list.number_kernel, {"BATCHED": True, "BLOCK": 256}),
@@ -59,12 +70,12 @@ KERNELS = {
     "sums-compact": (sums.sum_kernel, {**WITHIN, "KERNEL": 4, "REDUCE": 1}),
     "gradients": (gradients.gradient_kernel, {**WITHIN, **GRADIENTS}),
     "gradients-lists": (gradients.gradient_kernel, {**LISTED, **GRADIENTS}),
-    "edges": (edge_mlp.sum_kernel, SHORT),
-    "edges-folded": (edge_mlp.sum_kernel, FOLDED),
-    "edge-gradients-folded": (edge_mlp.gradient_kernel, {**FOLDED, "FLAGS": 26}),
-    "edge-gradients": (edge_mlp.gradient_kernel, {**SHORT, "FLAGS": 63}),
+    "edges": (edge_kernels.sum_kernel, SHORT),
+    "edges-folded": (edge_kernels.sum_kernel, FOLDED),
+    "edge-gradients-folded": (edge_kernels.gradient_kernel, {**FOLDED, "FLAGS": 26}),
+    "edge-gradients": (edge_kernels.gradient_kernel, {**SHORT, "FLAGS": 63}),
     "linear": (linear_rows.linear_kernel, LINEAR),
-    "linear-gradients": (linear_rows.linear_gradient_kernel, {**LINEAR, "ROWS": True, "LAYER": True}),
+    "linear-gradients": (linear_rows.linear_gradient_kernel, {**LINEAR, **LINEAR_GRADIENTS}),
     "pairs-chain": (edge_chains.chain_kernel, CHAIN),
     "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127}),
     "pairs-narrow": (vector_narrow.narrow_kernel, NARROW),

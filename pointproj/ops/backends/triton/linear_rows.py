@@ -1,9 +1,9 @@
 """Linear layers of rows, one kernel each way: bound by reading and writing the rows.
 
-Rows that are not finite give NaN, and nothing to gradients of the layer: 0 times NaN is NaN. Places, which may
-be none, have columns of their own, whose products are not rounded to TF32. A program of the backward takes
-every so many tiles of rows, and has a part of the gradients of the layer for itself, so the same bits come out
-each time.
+Rows that are not finite give NaN, and nothing to gradients of the layer: 0 times NaN is NaN. Places, which
+may be none, have columns of their own, whose products are not rounded to TF32. A program of the backward
+takes every so many tiles of rows, and has a part of the gradients of the layer for itself, so the same bits
+come out each time.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from pointproj.ops.specification.clouds import finite_rows
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 MOST_CHANNELS = 128  # products of more are for a library
-LAUNCH = {"TILE": 64, "num_stages": 2}
+LAUNCH = {"TILE": 64, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 264  # of the backward: two for each multiprocessor of an H200
 DIFFERENTIABLE = ("rows", "weight", "bias", "places", "of_places")
 PARAMETERS = dict.fromkeys((*DIFFERENTIABLE, "counts"), Tensor) | {"once": bool}
@@ -40,7 +40,7 @@ def linear_of_rows(
     once: bool = True,
 ) -> Tensor | None:
     """See :attr:`pointproj.ops.registry.Backend.linear_of_rows`."""
-    if not runs_kernels(rows) or rows.dtype == torch.float64 or torch.is_autocast_enabled(rows.device.type):
+    if not runs_kernels(rows) or torch.is_autocast_enabled(rows.device.type):
         return None
     sizes = rows.shape[1], len(weight)
     if places is None:
@@ -74,12 +74,12 @@ def _forward(*args: Any) -> tuple[Tensor]:
 def _launch(kernel: Any, programs: int, inputs: dict[str, Any], *args: Any, **constants: Any) -> None:
     (count, n_in), n_out = inputs["rows"].shape, inputs["weight"].shape[0]
     widths = width_of(n_in), width_of(n_out)
+    options = LAUNCH if widths[0] * widths[1] <= 64 * 64 else {**LAUNCH, "num_warps": 8}
     launch(
         kernel, (programs,), *(inputs[name] for name in PARAMETERS if name != "once"), *args, count, n_in,
         n_out, programs, BIAS=inputs["bias"].numel() > 0, COUNTED=inputs["counts"].numel() > 0,
         ONCE=inputs["once"], PLACES=inputs["places"].shape[1] > 0, ANY=n_in > 0, PRECISION=precision(),
-        IN=widths[0], OUT=widths[1], num_warps=4 if widths[0] * widths[1] <= 64 * 64 else 8,
-        **constants, **LAUNCH,
+        IN=widths[0], OUT=widths[1], **constants, **options,
     )  # fmt: skip
 
 
@@ -88,8 +88,11 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     inputs = saved.inputs
     (count, n_in), n_out = inputs["rows"].shape, inputs["weight"].shape[0]
     programs = min(PROGRAMS, max(1, cdiv(count, LAUNCH["TILE"])))
-    made = {name: torch.empty_like(inputs[name]) for name in ("rows", "places")}
-    of_layer = grads[0].new_empty(programs, n_in + OF_PLACES.value, n_out, dtype=torch.float32)
+    made = {
+        name: inputs[name].new_empty(inputs[name].shape if needs[name] else 0) for name in ("rows", "places")
+    }
+    dtype = torch.promote_types(inputs["rows"].dtype, torch.float32)
+    of_layer = grads[0].new_empty(programs, n_in + OF_PLACES.value, n_out, dtype=dtype)
     _launch(
         linear_gradient_kernel, programs, inputs, *grads, *made.values(), of_layer,
         OF_ROWS=needs["rows"] and n_in > 0, OF_POINTS=needs["places"] and inputs["places"].shape[1] > 0,
@@ -112,7 +115,9 @@ def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tenso
     counts = inputs["counts"].clamp(max=1.0) if inputs["once"] else inputs["counts"]
     of_grad = torch.zeros_like(grad)
     if inputs["bias"].numel():
-        of_grad += (counts.to(grad.dtype) if counts.numel() else grad.new_ones(len(grad)))[:, None] * by["bias"]
+        of_grad += (counts.to(grad.dtype) if counts.numel() else grad.new_ones(len(grad)))[:, None] * by[
+            "bias"
+        ]
     made = {"bias": torch.zeros_like(value["bias"])}
     for rows, layer in (("rows", "weight"), ("places", "of_places")):
         by_rows = torch.where(is_finite, by[rows], 0.0)
@@ -127,13 +132,15 @@ def block_of(rows, row, count, column, columns):
     """A block of a matrix (count, columns), zeros beyond it."""
     there = (row < count)[:, None] & (column < columns)[None, :]
     block = tl.load(rows + row[:, None] * columns + column[None, :], mask=there, other=0.0)
-    return block.to(tl.float32) if _INTERPRETED else block  # the interpreter multiplies bits of bfloat16
+    return (
+        block.to(tl.float32) if _INTERPRETED and block.dtype == tl.bfloat16 else block
+    )  # the interpreter multiplies bits of bfloat16
 
 
 @triton.jit
-def scale_of(counts, row, count, COUNTED: tl.constexpr, ONCE: tl.constexpr):
+def scale_of(counts, row, count, real: tl.constexpr, COUNTED: tl.constexpr, ONCE: tl.constexpr):
     """How often the bias counts."""
-    scale = tl.full(row.shape, 1.0, tl.float32)
+    scale = tl.full(row.shape, 1.0, real)
     if COUNTED:
         scale = tl.load(counts + row, mask=row < count, other=0.0)
         if ONCE:
@@ -148,23 +155,24 @@ def linear_kernel(
     PRECISION: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``rows @ weight.T + places @ of_places.T + counts * bias`` of a tile of rows."""
+    real: tl.constexpr = tl.float64 if rows.dtype.element_ty == tl.float64 else tl.float32
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)
     i, o = tl.arange(0, IN), tl.arange(0, OUT)
     inside = o < n_out
-    total = tl.zeros([TILE, OUT], tl.float32)
+    total = tl.zeros([TILE, OUT], real)
     if ANY:
         values = block_of(rows, row, count, i, n_in)
         layer = tl.trans(block_of(weight, o, n_out, i, n_in))
-        total = tl.dot(values, layer, input_precision=PRECISION, out_dtype=tl.float32)
-        total += tl.sum(values.to(tl.float32) * 0.0, 1)[:, None]  # NaN if not finite
+        total = tl.dot(values, layer, input_precision=PRECISION, out_dtype=real)
+        total += tl.sum(values.to(real) * 0.0, 1)[:, None]  # NaN if not finite
     if PLACES:
         x, y, z = load_points(places, row, row < count, 0.0)
         wx, wy, wz = load_points(of_places, o, inside, 0.0)
         total += ((x + y + z) * 0.0)[:, None] + x[:, None] * wx[None, :]
         total += y[:, None] * wy[None, :] + z[:, None] * wz[None, :]
     if BIAS:
-        own = tl.load(bias + o, mask=inside, other=0.0).to(tl.float32)
-        total += scale_of(counts, row, count, COUNTED, ONCE)[:, None] * own[None, :]
+        own = tl.load(bias + o, mask=inside, other=0.0).to(real)
+        total += scale_of(counts, row, count, real, COUNTED, ONCE)[:, None] * own[None, :]
     there = (row < count)[:, None] & inside[None, :]
     tl.store(made + row[:, None] * n_out + o[None, :], total, mask=there)
 
@@ -177,9 +185,10 @@ def linear_gradient_kernel(
     PRECISION: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of rows and places, and this program's part of those of the layer (n_in + OF_PLACES, n_out)."""
+    real: tl.constexpr = tl.float64 if rows.dtype.element_ty == tl.float64 else tl.float32
     i, o = tl.arange(0, IN), tl.arange(0, OUT)
     inside = o < n_out
-    d_weight, d_bias = tl.zeros([IN, OUT], tl.float32), tl.zeros([OUT], tl.float32)
+    d_weight, d_bias = tl.zeros([IN, OUT], real), tl.zeros([OUT], real)
     dx, dy, dz = d_bias, d_bias, d_bias
     if OF_ROWS:
         layer = block_of(weight, o, n_out, i, n_in)
@@ -188,18 +197,18 @@ def linear_gradient_kernel(
     for tile in range(tl.program_id(0), tl.cdiv(count, TILE), programs):
         row = (tile * TILE + tl.arange(0, TILE)).to(tl.int64)
         upstream = block_of(grad, row, count, o, n_out)
-        exact = upstream.to(tl.float32)
-        is_missing = tl.zeros([TILE], tl.float32)
+        exact = upstream.to(real)
+        is_missing = tl.zeros([TILE], real)
         if ANY:
             values = block_of(rows, row, count, i, n_in)
-            is_missing += tl.sum(values.to(tl.float32) * 0.0, 1)
+            is_missing += tl.sum(values.to(real) * 0.0, 1)
             upstream = upstream.to(values.dtype)
         if PLACES:
             x, y, z = load_points(places, row, row < count, 0.0)
             is_missing += (x + y + z) * 0.0
         is_finite = is_missing == 0
         if OF_ROWS:
-            own = tl.dot(upstream, layer, input_precision=PRECISION, out_dtype=tl.float32)
+            own = tl.dot(upstream, layer, input_precision=PRECISION, out_dtype=real)
             there = (row < count)[:, None] & (i < n_in)[None, :]
             own = tl.where(is_finite[:, None], own, 0.0)
             tl.store(d_rows + row[:, None] * n_in + i[None, :], own, mask=there)
@@ -212,9 +221,9 @@ def linear_gradient_kernel(
             if ANY:
                 values = tl.where(is_finite[:, None], values, 0.0).to(values.dtype)
                 turned = tl.trans(values)
-                d_weight = tl.dot(turned, upstream, d_weight, input_precision=PRECISION, out_dtype=tl.float32)
+                d_weight = tl.dot(turned, upstream, d_weight, input_precision=PRECISION, out_dtype=real)
             if BIAS:
-                d_bias += tl.sum(exact * scale_of(counts, row, count, COUNTED, ONCE)[:, None], 0)
+                d_bias += tl.sum(exact * scale_of(counts, row, count, real, COUNTED, ONCE)[:, None], 0)
             if PLACES:
                 dx += tl.sum(exact * tl.where(is_finite, x, 0.0)[:, None], 0)
                 dy += tl.sum(exact * tl.where(is_finite, y, 0.0)[:, None], 0)
