@@ -50,15 +50,15 @@ class Backend(Protocol):
     ONE_INDEX : bool
         Whether the same tables serve both searches.
     edge_sums : function or None
-        ``(...arguments of edge_mlp but largest, mean, dtype)``: of networks with one activation at most, the
-        sums or means of this dtype, and the number of pairs of each query, (Q,), in the dtype of sums. Any row
-        that is none of the references counts as none.
+        ``(...arguments of edge_mlp but largest, mean, dtype)``: of networks with one activation at most, sums
+        or means in this dtype, and the number of pairs of each query, (Q,), in the dtype of sums. Any row that
+        is none of the references counts as none.
     linear_of_rows : function or None
-        ``(rows, weight, bias, places, of_places, counts=, once=)``, of which all from the bias on may be None:
-        ``rows @ weight.T + places @ of_places.T + counts * bias``, or None where it does not serve. Places are
-        (n, 3) in the dtype of sums, their products exact in it. Counts are at most 1 if ``once``, 1 by
-        default. Rows or places that are not finite are NaN, and give the layer no gradient. Differentiable
-        twice.
+        ``(rows, weight, bias, places, of_places, counts=, once=)``, of which those from the bias on may be
+        missing: ``rows @ weight.T + places @ of_places.T + counts * bias``, or None where it does not serve.
+        Places are (n, 3) in the dtype of sums, their products exact in it. Counts are 1 by default, and at
+        most 1 if ``once``. Rows or places that are not finite are NaN, and give the layer no gradient.
+        Differentiable twice.
     list_weights : function or None
         ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
         kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the

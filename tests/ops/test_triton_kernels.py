@@ -17,7 +17,7 @@ from tests.ops import test_edge_mlp, test_vector_attention
 
 pytest.importorskip("triton")
 
-from pointproj.ops.backends.triton import pairs
+from pointproj.ops.backends.triton import linear_rows, pairs
 from pointproj.ops.backends.triton.cell_list import CellList
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -123,6 +123,15 @@ def test_attention_of_wide_layers_in_chunks(form: str, device: str, monkeypatch:
     of = test_vector_attention.named(given[0], given[2])
     of.pop("score_layers.2.bias")
     test_edge_mlp.compare(got, test_vector_attention.by_hand(*given), of)
+
+
+def test_layers_of_more_tiles_of_rows_than_programs(device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(linear_rows, "PROGRAMS", 2)
+    given = test_edge_mlp.case("largest-of-one-layer", device=device, references=170, with_distance=False)
+    of = test_edge_mlp.named(given[0], given[2])
+    test_edge_mlp.compare(
+        test_edge_mlp.apply(*given, Where("triton", device)), test_edge_mlp.by_hand(*given), of
+    )
 
 
 @pytest.mark.parametrize("reduce", ["sum", "max"])

@@ -107,7 +107,7 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
 
 
 def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-    """Of the sum of ``<direction, gradient>``: g W for rows, g^T rows for their layer, g^T counts for the bias."""
+    """Of the sum of ``<direction, gradient>``, which is g W for rows, g^T rows and g^T counts for the layer."""
     (grad,), inputs = grads, saved.inputs
     value = {name: inputs[name].to(grad.dtype) for name in DIFFERENTIABLE}
     by = {name: given.to(grad.dtype) for name, given in zip(DIFFERENTIABLE, directions, strict=True)}
@@ -179,12 +179,13 @@ def linear_kernel(
 
 @triton.jit
 def linear_gradient_kernel(
-    rows, weight, bias, places, of_places, counts, grad, d_rows, d_places, d_layer, count, n_in, n_out, programs,
+    rows, weight, bias, places, of_places, counts, grad, d_rows, d_places, d_layer,
+    count, n_in, n_out, programs,
     OF_ROWS: tl.constexpr, OF_POINTS: tl.constexpr, OF_LAYER: tl.constexpr,
     BIAS: tl.constexpr, COUNTED: tl.constexpr, ONCE: tl.constexpr, PLACES: tl.constexpr, ANY: tl.constexpr,
     PRECISION: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of rows and places, and this program's part of those of the layer (n_in + OF_PLACES, n_out)."""
+    """Gradients of rows and places, and a part of those of the layer (n_in + OF_PLACES, n_out)."""
     real: tl.constexpr = tl.float64 if rows.dtype.element_ty == tl.float64 else tl.float32
     i, o = tl.arange(0, IN), tl.arange(0, OUT)
     inside = o < n_out
