@@ -50,9 +50,9 @@ class Backend(Protocol):
     ONE_INDEX : bool
         Whether the same tables serve both searches.
     edge_sums : function or None
-        ``(...arguments of edge_mlp but largest, mean, dtype)``: of networks with one activation at most, sums
-        or means in this dtype, and the number of pairs of each query, (Q,), in the dtype of sums. Any row that
-        is none of the references counts as none.
+        ``(...arguments of edge_mlp but largest, mean, dtype)``: for networks of one activation, sums or means
+        in this dtype, and how many pairs each query has, (Q,), in the dtype of sums. Any row that is none of
+        the references counts as none.
     linear_of_rows : function or None
         ``(rows, weight, bias, places, of_places, counts=, once=)``, of which those from the bias on may be
         missing: ``rows @ weight.T + places @ of_places.T + counts * bias``, or None where it does not serve.

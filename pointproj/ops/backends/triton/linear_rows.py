@@ -107,7 +107,7 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
 
 
 def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:
-    """Of the sum of ``<direction, gradient>``, which is g W for rows, g^T rows and g^T counts for the layer."""
+    """Of ``<direction, gradient>``; these are g W of rows, g^T rows and g^T counts of the layer."""
     (grad,), inputs = grads, saved.inputs
     value = {name: inputs[name].to(grad.dtype) for name in DIFFERENTIABLE}
     by = {name: given.to(grad.dtype) for name, given in zip(DIFFERENTIABLE, directions, strict=True)}
