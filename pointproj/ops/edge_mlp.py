@@ -12,13 +12,14 @@ with a median o of the reference points. The last is linear too, so sums and mea
 tensor of all pairs and channels is made.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import linear
 
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
@@ -33,7 +34,7 @@ from pointproj.ops.layers import (
 )
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import Backend, choose, modules
-from pointproj.ops.specification.clouds import finite_rows, linear_rows
+from pointproj.ops.specification.clouds import linear_of_rows
 
 REDUCTIONS = ("mean", "sum", "max")
 OF_MEDIAN = 128  # points, spread over the rows
@@ -139,18 +140,15 @@ def edge_mlp(
     pairs = ListedPairs(rows, splits, count) if told else None
     pair_weights = _pair_weights(pairs, weights, reference_weights, real) if weighted else None
     empty, none = features.new_empty(0, 0, dtype=real), features.new_empty(0, dtype=real)
-    points = [reference_points, query_points]
-    places = [given.flatten(0, -2) for given in points]
-    first = [columns.place.to(real), columns.bias.to(real)]
+    places = [points.flatten(0, -2) for points in (reference_points, query_points)]
+    first = columns.place.to(real), columns.bias.to(real)
+    product = functools.partial(_product, module)
     if with_distance or (sums is not None and query_points.shape[-1] > 0):
-        hidden, of_queries = _of_features(module, columns, features, query_features, empty)
+        hidden, of_queries = _first_layer(product, columns, features, query_features, empty)
     else:
-        made = _by_kernels(module, columns, features, query_features, points, *first)
-        if made is None:
-            made = _of_features(module, columns, features, query_features, empty)
-            made = _with_places(*made, *points, *first)
-        hidden, of_queries = made
-        places, first = [given.detach()[:, :0] for given in places], [first[0].detach()[:, :0], none]
+        centred = _centred(reference_points, query_points)
+        hidden, of_queries = _first_layer(product, columns, features, query_features, empty, *centred, *first)
+        places, first = [points.detach()[:, :0] for points in places], (first[0].detach()[:, :0], none)
     of_layers = [*first, *(tensor.to(real) for layer in given[1:] for tensor in layer)]
     of_layers += [empty, none] * (MOST_LAYERS - len(given))
     tensors = [
@@ -170,7 +168,9 @@ def edge_mlp(
         elif has_mean:
             reduced = reduced / total.clamp(min=1.0)
     if last is not None:
-        reduced = _last_layer(module, reduced.to(features.dtype), *last, total, has_mean, weighted)
+        counts = (total != 0).to(real) if has_mean else total
+        multiplied = linear_of_rows if weighted else product  # weights may have gradients
+        reduced = multiplied(reduced.to(features.dtype), *last, counts=counts[:, 0])
     return reduced.view(*query_points.shape[:-1], reduced.shape[-1]).to(features.dtype)
 
 
@@ -203,65 +203,39 @@ def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: l
     return factors.flatten(0, -2).to(features.dtype)
 
 
-def _last_layer(
-    module: Backend,
-    reduced: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    total: Tensor,
-    has_mean: bool,
-    weighted: bool,
-) -> Tensor:
-    """The last layer after the reduction: the bias counts as often as the weights (Q, 1) of pairs say."""
-    if module.linear_of_rows is not None and not weighted:
-        made = module.linear_of_rows(reduced, weight, bias, counts=total.flatten(), once=has_mean)
-        if made is not None:
-            return made
-    total = (total != 0).to(total.dtype) if has_mean else total
-    return linear(reduced, weight) + (total * bias).to(reduced.dtype)
+def _product(module: Backend, *args: Tensor | None, **counts: Tensor) -> Tensor:
+    """``linear_of_rows`` of a backend that has it and serves these, or of torch."""
+    made = None if module.linear_of_rows is None else module.linear_of_rows(*args, **counts)
+    return linear_of_rows(*args, **counts) if made is None else made
 
 
-def _of_features(
-    module: Backend, columns: "_Columns", features: Tensor, query_features: Tensor | None, empty: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What the first layer makes of both features, one row for each point; no elements without columns."""
-    hidden = of_queries = empty
-    finite = None
-    if columns.feature.shape[1]:
-        rows = features.flatten(0, -2)
-        hidden = None if module.linear_of_rows is None else module.linear_of_rows(rows, columns.feature)
-        if hidden is None:
-            finite = finite_rows(rows)
-            hidden = linear_rows(*finite, columns.feature)
-    if query_features is not None:
-        rows = query_features.flatten(0, -2).to(features.dtype)
-        of_queries = None if module.linear_of_rows is None else module.linear_of_rows(rows, columns.query)
-        if of_queries is None:
-            finite = finite if query_features is features and finite is not None else finite_rows(rows)
-            of_queries = linear_rows(*finite, columns.query)
-    return hidden, of_queries
-
-
-def _by_kernels(
-    module: Backend,
+def _first_layer(
+    product: Callable[..., Tensor],
     columns: "_Columns",
     features: Tensor,
     query_features: Tensor | None,
-    points: list[Tensor],
-    weight: Tensor,
-    bias: Tensor,
-) -> tuple[Tensor, Tensor] | None:
-    """What :func:`_with_places` makes of :func:`_of_features`, by a backend that has a kernel for it."""
-    if module.linear_of_rows is None or not weight.shape[1]:
-        return None
-    of_references, own = (places.flatten(0, -2).to(weight.dtype) for places in _centred(*points))
-    rows = features.flatten(0, -2)[:, : columns.feature.shape[1]]
-    hidden = module.linear_of_rows(rows, columns.feature, None, of_references, weight)
-    rows = features.new_empty(len(own), 0)
+    empty: Tensor,
+    *of_places: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What the first layer makes of reference points and of queries, one row for each; empty if nothing.
+
+    Given both sets of points around o, and the layer of places, also ``W (p_j - o)``, ``b - W (p_i - o)``.
+    """
+    hidden = of_queries = empty
+    rows = features.flatten(0, -2)
+    rows = rows if columns.feature.shape[1] else rows[:, :0]
+    own = rows.new_empty(0, 0) if query_features is None else query_features.flatten(0, -2).to(rows.dtype)
+    if of_places:
+        references, queries, weight, bias = of_places
+        references, queries = (points.flatten(0, -2).to(weight.dtype) for points in (references, queries))
+        own = rows.new_empty(len(queries), 0) if query_features is None else own
+        hidden = product(rows, columns.feature, None, references, weight)
+        return hidden, product(own, columns.query, bias, -queries, weight)
+    if rows.shape[1]:
+        hidden = product(rows, columns.feature)
     if query_features is not None:
-        rows = query_features.flatten(0, -2).to(features.dtype)
-    of_queries = module.linear_of_rows(rows, columns.query, bias, -own, weight)
-    return None if hidden is None or of_queries is None else (hidden, of_queries)
+        of_queries = product(own, columns.query)
+    return hidden, of_queries
 
 
 def _centred(reference_points: Tensor, query_points: Tensor) -> list[Tensor]:
@@ -275,35 +249,6 @@ def _centred(reference_points: Tensor, query_points: Tensor) -> list[Tensor]:
     some = reference_points.detach().index_select(-2, rows).sort(-2).values
     centre = some[..., OF_MEDIAN // 2, None, :].nan_to_num(0.0, 0.0, 0.0)
     return [points - centre for points in (reference_points, query_points)]
-
-
-def _with_places(
-    hidden: Tensor,
-    of_queries: Tensor,
-    reference_points: Tensor,
-    query_points: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Add ``W (p_j - o)`` to the one and ``b - W (p_i - o)`` to the other.
-
-    The products are no matrix products: these may round to TF32, or to autocast's type, and differences of
-    the results matter. A place that is not finite makes NaN, and no gradient.
-    """
-    sizes = [math.prod(points.shape[:-1]) for points in (reference_points, query_points)]
-    if not weight.shape[1]:
-        hidden = hidden if hidden.shape[1] else weight.new_zeros(sizes[0], len(weight))
-        return hidden, of_queries + bias if of_queries.shape[1] else bias.expand(sizes[1], -1)
-    centred = _centred(reference_points, query_points)
-    places, missing = finite_rows(torch.cat([points.flatten(0, -2) for points in centred]))
-    made = missing.to(weight.dtype)
-    for place, column in zip(places.to(weight.dtype).unbind(1), weight.unbind(1), strict=True):
-        made = torch.addcmul(made, place[:, None], column)
-    of_references, own = made.split(sizes)
-    own = bias - own
-    return hidden + of_references if hidden.shape[1] else of_references, (
-        of_queries + own if of_queries.shape[1] else own
-    )
 
 
 class _Columns(NamedTuple):

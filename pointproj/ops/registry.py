@@ -54,11 +54,8 @@ class Backend(Protocol):
         in this dtype, and how many pairs each query has, (Q,), in the dtype of sums. Any row that is none of
         the references counts as none.
     linear_of_rows : function or None
-        ``(rows, weight, bias, places, of_places, counts=, once=)``, of which those from the bias on may be
-        missing: ``rows @ weight.T + places @ of_places.T + counts * bias``, or None where it does not serve.
-        Places are (n, 3) in the dtype of sums, their products exact in it. Counts are 1 by default, and at
-        most 1 if ``once``. Rows or places that are not finite are NaN, and give the layer no gradient.
-        Differentiable twice.
+        As :func:`pointproj.ops.specification.clouds.linear_of_rows`, or None where it does not serve. Counts
+        have no gradient.
     list_weights : function or None
         ``(distances, rows, row_splits, references, reference_weights, sigma, weighting)``, the weights of a
         kernel at the pairs of such lists as ``weighted_sums`` takes, but in which any row that is none of the

@@ -50,7 +50,6 @@ NUMBERS += ["inputs", "scores", "groups", "depth", "first_query", "last_query", 
 LINEAR = {
     "BIAS": True,
     "COUNTED": True,
-    "ONCE": True,
     "PLACES": True,
     "ANY": True,
     "PRECISION": "tf32",

@@ -129,6 +129,31 @@ def linear_rows(finite: Tensor, missing: Tensor, weight: Tensor) -> Tensor:
     return torch.addmm(missing.expand(-1, len(weight)), finite, weight.t())
 
 
+def linear_of_rows(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    places: Tensor | None = None,
+    of_places: Tensor | None = None,
+    *,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """``rows @ weight.T + places @ of_places.T + counts * bias``, as :func:`linear_rows`.
+
+    Products with places are no matrix products: these may round to TF32, or to autocast's type, and
+    differences of the results matter.
+    """
+    made = linear_rows(*finite_rows(rows), weight) if rows.shape[1] else weight.new_zeros(len(rows), 1)
+    if places is not None:
+        finite, missing = finite_rows(places)
+        made = made + missing
+        for place, column in zip(finite.unbind(1), of_places.unbind(1), strict=True):
+            made = torch.addcmul(made, place[:, None], column)
+    if bias is not None:
+        made = made + (bias if counts is None else counts[:, None] * bias)
+    return made.expand(-1, len(weight))
+
+
 def finite_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (N, C), those that are not finite as zeros; and (N, 1), NaN for these and 0 for the others."""
     if not rows.shape[1]:

@@ -6,6 +6,7 @@ takes every so many tiles of rows, and has a part of the gradients of the layer 
 come out each time.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ MOST_CHANNELS = 128  # products of more are for a library
 LAUNCH = {"TILE": 64, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 264  # of the backward: two for each multiprocessor of an H200
 DIFFERENTIABLE = ("rows", "weight", "bias", "places", "of_places")
-PARAMETERS = dict.fromkeys((*DIFFERENTIABLE, "counts"), Tensor) | {"once": bool}
+PARAMETERS = dict.fromkeys((*DIFFERENTIABLE, "counts"), Tensor)
 OF_PLACES = tl.constexpr(4)  # rows of a layer's gradients: the bias and three coordinates
 _INTERPRETED = tl.constexpr(INTERPRETED)
 
@@ -37,7 +38,6 @@ def linear_of_rows(
     of_places: Tensor | None = None,
     *,
     counts: Tensor | None = None,
-    once: bool = True,
 ) -> Tensor | None:
     """See :attr:`pointproj.ops.registry.Backend.linear_of_rows`."""
     if not runs_kernels(rows) or torch.is_autocast_enabled(rows.device.type):
@@ -48,7 +48,7 @@ def linear_of_rows(
     if places.shape[1] not in (0, 3) or max(sizes) > MOST_CHANNELS or not _fits(rows, *map(width_of, sizes)):
         return None
     bias, counts = (rows.new_empty(0) if given is None else given for given in (bias, counts))
-    return _linear(*(t.contiguous() for t in (rows, weight, bias, places, of_places, counts)), once)
+    return _linear(*(t.contiguous() for t in (rows, weight, bias, places, of_places, counts)))
 
 
 def _fits(rows: Tensor, width: int, other: int) -> bool:
@@ -59,7 +59,8 @@ def _fits(rows: Tensor, width: int, other: int) -> bool:
 
 def _outputs(*args: Any) -> tuple:
     inputs = dict(zip(PARAMETERS, args, strict=True))
-    dtype = torch.promote_types(inputs["rows"].dtype, inputs["places"].dtype)
+    dtypes = (inputs[name].dtype for name in ("rows", "bias", "places"))
+    dtype = functools.reduce(torch.promote_types, dtypes)
     return (((inputs["rows"].shape[0], inputs["weight"].shape[0]), dtype),)
 
 
@@ -76,9 +77,9 @@ def _launch(kernel: Any, programs: int, inputs: dict[str, Any], *args: Any, **co
     widths = width_of(n_in), width_of(n_out)
     options = LAUNCH if widths[0] * widths[1] <= 64 * 64 else {**LAUNCH, "num_warps": 8}
     launch(
-        kernel, (programs,), *(inputs[name] for name in PARAMETERS if name != "once"), *args, count, n_in,
+        kernel, (programs,), *(inputs[name] for name in PARAMETERS), *args, count, n_in,
         n_out, programs, BIAS=inputs["bias"].numel() > 0, COUNTED=inputs["counts"].numel() > 0,
-        ONCE=inputs["once"], PLACES=inputs["places"].shape[1] > 0, ANY=n_in > 0, PRECISION=precision(),
+        PLACES=inputs["places"].shape[1] > 0, ANY=n_in > 0, PRECISION=precision(),
         IN=widths[0], OUT=widths[1], **constants, **options,
     )  # fmt: skip
 
@@ -112,7 +113,7 @@ def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tenso
     value = {name: inputs[name].to(grad.dtype) for name in DIFFERENTIABLE}
     by = {name: given.to(grad.dtype) for name, given in zip(DIFFERENTIABLE, directions, strict=True)}
     is_finite = finite_rows(value["rows"])[1] + finite_rows(value["places"])[1] == 0
-    counts = inputs["counts"].clamp(max=1.0) if inputs["once"] else inputs["counts"]
+    counts = inputs["counts"]
     of_grad = torch.zeros_like(grad)
     if inputs["bias"].numel():
         of_grad += (counts.to(grad.dtype) if counts.numel() else grad.new_ones(len(grad)))[:, None] * by[
@@ -138,20 +139,18 @@ def block_of(rows, row, count, column, columns):
 
 
 @triton.jit
-def scale_of(counts, row, count, real: tl.constexpr, COUNTED: tl.constexpr, ONCE: tl.constexpr):
+def scale_of(counts, row, count, real: tl.constexpr, COUNTED: tl.constexpr):
     """How often the bias counts."""
     scale = tl.full(row.shape, 1.0, real)
     if COUNTED:
         scale = tl.load(counts + row, mask=row < count, other=0.0)
-        if ONCE:
-            scale = tl.minimum(scale, 1.0)
     return scale
 
 
 @triton.jit
 def linear_kernel(
     rows, weight, bias, places, of_places, counts, made, count, n_in, n_out, programs,
-    BIAS: tl.constexpr, COUNTED: tl.constexpr, ONCE: tl.constexpr, PLACES: tl.constexpr, ANY: tl.constexpr,
+    BIAS: tl.constexpr, COUNTED: tl.constexpr, PLACES: tl.constexpr, ANY: tl.constexpr,
     PRECISION: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """``rows @ weight.T + places @ of_places.T + counts * bias`` of a tile of rows."""
@@ -172,7 +171,7 @@ def linear_kernel(
         total += y[:, None] * wy[None, :] + z[:, None] * wz[None, :]
     if BIAS:
         own = tl.load(bias + o, mask=inside, other=0.0).to(real)
-        total += scale_of(counts, row, count, real, COUNTED, ONCE)[:, None] * own[None, :]
+        total += scale_of(counts, row, count, real, COUNTED)[:, None] * own[None, :]
     there = (row < count)[:, None] & inside[None, :]
     tl.store(made + row[:, None] * n_out + o[None, :], total, mask=there)
 
@@ -182,7 +181,7 @@ def linear_gradient_kernel(
     rows, weight, bias, places, of_places, counts, grad, d_rows, d_places, d_layer,
     count, n_in, n_out, programs,
     OF_ROWS: tl.constexpr, OF_POINTS: tl.constexpr, OF_LAYER: tl.constexpr,
-    BIAS: tl.constexpr, COUNTED: tl.constexpr, ONCE: tl.constexpr, PLACES: tl.constexpr, ANY: tl.constexpr,
+    BIAS: tl.constexpr, COUNTED: tl.constexpr, PLACES: tl.constexpr, ANY: tl.constexpr,
     PRECISION: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of rows and places, and a part of those of the layer (n_in + OF_PLACES, n_out)."""
@@ -224,7 +223,7 @@ def linear_gradient_kernel(
                 turned = tl.trans(values)
                 d_weight = tl.dot(turned, upstream, d_weight, input_precision=PRECISION, out_dtype=real)
             if BIAS:
-                d_bias += tl.sum(exact * scale_of(counts, row, count, real, COUNTED, ONCE)[:, None], 0)
+                d_bias += tl.sum(exact * scale_of(counts, row, count, real, COUNTED)[:, None], 0)
             if PLACES:
                 dx += tl.sum(exact * tl.where(is_finite, x, 0.0)[:, None], 0)
                 dy += tl.sum(exact * tl.where(is_finite, y, 0.0)[:, None], 0)
