@@ -17,7 +17,6 @@ from pointproj.ops.backends.torch import edge_mlp as plain
 from pointproj.ops.backends.triton import pairs
 from pointproj.ops.backends.triton.edge_mlp import edge_mlp as one_activation
 from pointproj.ops.backends.triton.pairs import (
-    COPIES,
     NUMBER_OF,
     OF_LAYER,
     activated,
@@ -28,6 +27,7 @@ from pointproj.ops.backends.triton.pairs import (
     largest_of,
     lists_of,
     moved_by,
+    own_copy,
     per_pair,
     places_of_pairs,
     rows_of_places,
@@ -41,7 +41,8 @@ from pointproj.ops.bridge.torch_op import signed, torch_op
 from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-MOST_PRODUCTS, MOST_CHANNELS = 2, 128  # more take longer than chunks of torch, as an H200 says
+MOST_PRODUCTS = 2  # more take longer than chunks of torch, as an H200 says
+WIDE = 128  # channels of a tile; beyond, twice as many threads have it
 ROWS = ("reference_points", "hidden", "query_points", "of_queries", "weights", "factors")
 CHAIN = plain.LAYERS[1 : 1 + MOST_PRODUCTS]
 
@@ -56,7 +57,7 @@ def edge_mlp(*args: Any) -> Tensor:
 def _is_served(inputs: dict[str, Any]) -> bool:
     """Whether there are a few products for pairs, and none too wide."""
     counts = [len(inputs[weight]) for weight, _ in plain.LAYERS[1:] if inputs[weight].numel()]
-    if not 0 < len(counts) <= MOST_PRODUCTS or max(counts) > MOST_CHANNELS:
+    if not 0 < len(counts) <= MOST_PRODUCTS:
         return False
     widths = [pairs.width_of(count) for count in counts]
     sizes = [inner * outer for inner, outer in itertools.pairwise(widths)]
@@ -93,8 +94,12 @@ def _prepared(inputs: dict[str, Any], backward: bool) -> tuple:
     names = ("hidden", "of_queries", "weights", "factors")
     layers = [inputs[name] for layer in CHAIN for name in layer]
     tensors = [*(inputs[name] for name in names), places, *layers]
-    kind = "narrow chain" if max(widths) <= pairs.NARROW else "backward"
-    options = pairs.launch_options(kind if backward else "forward", of, backward)
+    kind = "backward" if backward else "forward"
+    if max(widths) > WIDE:
+        kind = "wide chain"
+    elif backward and max(widths) <= pairs.NARROW:
+        kind = "narrow chain"
+    options = pairs.launch_options(kind, of, backward)
     return of, [*tensors, channels, counts[0], counts[-1]], constants | options
 
 
@@ -123,18 +128,18 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
         made[name] = real.new_zeros(shape if needs[name] and inputs[name].numel() else (0,))
     flags = [made[name].numel() > 0 for name in ROWS]
     flags += [inputs["bias_1"].numel() > 0 and (needs["weight_1"] or needs["bias_1"])]
-    d_places = real.new_zeros(COPIES.value, OF_LAYER.value, len(real))
     names = [name for layer in CHAIN for name in layer]
-    layers = [real.new_zeros(COPIES.value, *inputs[name].shape) for name in names]
+    shapes = [(OF_LAYER.value, len(real)), *(tuple(inputs[name].shape) for name in names)]
+    of_copy, layers = pairs.copies_of(shapes, real)
     if of.items and of.k:
         launch(
             chain_gradient_kernel, pairs.grid_of(of, 0, of.items, constants), *of, *shared, grads[0],
-            saved.outputs[1], *made.values(), d_places, *layers,
+            saved.outputs[1], *made.values(), *layers, of_copy,
             FLAGS=sum(1 << place for place, flag in enumerate(flags) if flag), **constants,
         )  # fmt: skip
-    columns = d_places.sum(0)
+    columns, *layers = pairs.sums_of_copies(layers, shapes)
     made |= {"weight_1": weight_of_places(columns, inputs), "bias_1": columns[-1]}
-    made |= {name: layer.sum(0) for name, layer in zip(names, layers, strict=True)}
+    made |= dict(zip(names, layers, strict=True))
 
     def finished(name: str) -> Tensor | None:
         given = inputs[name]
@@ -236,23 +241,22 @@ def chain_kernel(
 
 
 @triton.jit
-def add_bias(d_bias, d_out, o, n_out):
+def add_bias(d_bias, d_out, o, n_out, of_copy):
     """Add the gradient of a bias from a tile's pairs, in one of several copies."""
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    target = d_bias + (program % COPIES) * n_out + o
+    target = own_copy(d_bias, of_copy) + o
     tl.atomic_add(target, tl.sum(d_out, 0), mask=o < n_out, sem="relaxed")
 
 
 @triton.jit
 def previous_layer(
-    d_out, values, weight, d_weight, d_bias, n_in, n_out, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    d_out, values, weight, d_weight, d_bias, n_in, n_out, of_copy, ACTIVATION: tl.constexpr,
+    SLOPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of a layer's results, from that of the next layer's, whose own gradients are added."""
     active, slope = activated(values, ACTIVATION, SLOPE)
     i, o = tl.arange(0, values.shape[1]), tl.arange(0, d_out.shape[1])
-    add_product(d_weight, d_out, active, i, n_in, o, n_out, PRECISION)
-    add_bias(d_bias, d_out, o, n_out)
+    add_product(d_weight, d_out, active, i, n_in, o, n_out, of_copy, PRECISION)
+    add_bias(d_bias, d_out, o, n_out, of_copy)
     empty = tl.zeros([values.shape[0], values.shape[1]], values.dtype)
     return times(d_out, weight, o, n_out, n_in, i, n_in, 1, empty, PRECISION) * slope
 
@@ -263,7 +267,7 @@ def chain_gradient_kernel(
     hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3,
     channels, n2, outputs, grad, winners,
     d_reference, d_hidden, d_query, d_of_queries, d_weights, d_factors, d_layer,
-    d_weight_2, d_bias_2, d_weight_3, d_bias_3, FLAGS: tl.constexpr,
+    d_weight_2, d_bias_2, d_weight_3, d_bias_3, of_copy, FLAGS: tl.constexpr,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr, FACTORS: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
     ENDS: tl.constexpr,
@@ -310,11 +314,12 @@ def chain_gradient_kernel(
     d_values = tl.where(there, d_values * factor * weight[:, None] * slope, 0.0)
     if PRODUCTS > 1:
         d_values = previous_layer(
-            d_values, second, weight_3, d_weight_3, d_bias_3, n2, outputs, ACTIVATION, SLOPE, PRECISION,
+            d_values, second, weight_3, d_weight_3, d_bias_3, n2, outputs, of_copy, ACTIVATION, SLOPE,
+            PRECISION,
         )  # fmt: skip
     d_values = tl.where(hit[:, None], d_values, 0.0)
     o = tl.arange(0, N2)
-    add_bias(d_bias_2, d_values, o, n2)
+    add_bias(d_bias_2, d_values, o, n2, of_copy)
     rx, ry, rz = tl.zeros([P], real), tl.zeros([P], real), tl.zeros([P], real)
     for start in range(0, channels, BLOCK):
         channel = start + tl.arange(0, BLOCK)
@@ -328,7 +333,7 @@ def chain_gradient_kernel(
             times(d_values, weight_2, o, n2, channels, channel, channels, 1, d_first, PRECISION) * slope_1
         )
         d_first = tl.where(hit[:, None], d_first, 0.0)
-        add_product(d_weight_2, d_values, active, channel, channels, o, n2, PRECISION)
+        add_product(d_weight_2, d_values, active, channel, channels, o, n2, of_copy, PRECISION)
         inner = (channel < channels)[None, :]
         if FLAGS & 2:
             of_hidden = d_hidden + row[:, None] * channels + channel[None, :]
@@ -338,7 +343,7 @@ def chain_gradient_kernel(
             own_sums = sums_of_queries(d_first, TILE, STEP)
             tl.atomic_add(of_query, own_sums, mask=exists[:, None] & inner, sem="relaxed")
         if PLACES and FLAGS & 64:
-            add_layer_of_places(d_layer, d_first, channel, channels, x, y, z, distance, DISTANCE)
+            add_layer_of_places(d_layer, d_first, channel, channels, x, y, z, distance, of_copy, DISTANCE)
         if PLACES and FLAGS & 5:
             rx, ry, rz = moved_by(d_first, layer, channel, channels, x, y, z, distance, rx, ry, rz, DISTANCE)
     if PLACES and FLAGS & 5:

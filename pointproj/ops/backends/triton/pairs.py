@@ -5,7 +5,8 @@ A forward program has some queries, and steps over their neighbours. A backward 
 pair is kept from the forward.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ LAUNCH = {
     "forward": _COMMON,
     "backward": _COMMON,
     "narrow chain": {**_COMMON, "maxnreg": 128},
+    "wide chain": {**_COMMON, "num_warps": 8},
     "queries": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "num_warps": 2},
     "rows": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "maxnreg": 128},
     "inputs": {**_COMMON, "BLOCK": 64},
@@ -112,7 +114,7 @@ def fits(like: Tensor, width: int, weights: int = 0) -> bool:
     """Whether tiles of the widest layer, and so many weights, fit a GPU's registers and shared memory."""
     size = max(options["PAIRS"] for options in LAUNCH.values())
     block = max(options.get("BLOCK", 0) for options in LAUNCH.values())
-    numbers = (size + block) * width + 3 * size * 64 + weights
+    numbers = max((size + block) * width + 3 * size * 64, size * width + weights)
     return width <= MOST_CHANNELS and numbers * like.element_size() <= shared_memory(like)
 
 
@@ -121,6 +123,23 @@ def shared_memory(like: Tensor) -> int:
     if not like.is_cuda:
         return 2**32
     return torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin
+
+
+def copies_of(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+    """Numbers of a row, and columns of zeros for COPIES of tensors of these shapes, a row for each copy."""
+    sizes = [*map(_aligned, shapes)]
+    return sum(sizes), like.new_zeros(COPIES.value, sum(sizes)).split(sizes, dim=1)
+
+
+def sums_of_copies(copies: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Tensors of these shapes from the columns of :func:`copies_of`; they share no memory."""
+    sums = [own.sum(0)[: math.prod(shape)] for own, shape in zip(copies, shapes, strict=True)]
+    return [own.view(shape) for own, shape in zip(sums, shapes, strict=True)]
+
+
+def _aligned(shape: tuple[int, ...]) -> int:
+    """Numbers of a tensor, rounded up: kernels add to four at once."""
+    return cdiv(math.prod(shape), 16) * 16
 
 
 def precision() -> str:
@@ -295,11 +314,19 @@ def times(x, weight, i, n_in, by_in, o, n_out, by_out, total, PRECISION: tl.cons
 
 
 @triton.jit
-def add_layer_of_places(d_layer, d_values, channel, channels, x, y, z, distance, DISTANCE: tl.constexpr):
+def own_copy(copies, of_copy):
+    """Where a program adds to gradients of layers, of which there are copies of this length."""
+    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    return copies + (program % COPIES) * of_copy
+
+
+@triton.jit
+def add_layer_of_places(
+    d_layer, d_values, channel, channels, x, y, z, distance, of_copy, DISTANCE: tl.constexpr
+):
     """Add to the gradient of the layer of places, in one of several copies."""
     inside = channel < channels
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    target = d_layer + (program % COPIES) * OF_LAYER * channels + channel
+    target = own_copy(d_layer, of_copy) + channel
     for row in tl.static_range(0, 4 if DISTANCE else 3):
         place = x if row == 0 else (y if row == 1 else (z if row == 2 else distance))
         own = tl.sum(d_values * place[:, None], 0)
@@ -340,10 +367,9 @@ def add_places(
 
 
 @triton.jit
-def add_product(d_weight, d_out, x, i, n_in, o, n_out, PRECISION: tl.constexpr):
+def add_product(d_weight, d_out, x, i, n_in, o, n_out, of_copy, PRECISION: tl.constexpr):
     """Add the gradient of a weight (out, in) from a tile's pairs, in one of several copies."""
-    program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    target = d_weight + (program % COPIES) * n_in * n_out + o[:, None] * n_in + i[None, :]
+    target = own_copy(d_weight, of_copy) + o[:, None] * n_in + i[None, :]
     own = tl.dot(tl.trans(d_out), x, input_precision=PRECISION, out_dtype=x.dtype)
     tl.atomic_add(target, own, mask=(o < n_out)[:, None] & (i < n_in)[None, :], sem="relaxed")
 

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 
 from pointproj.ops.backends.torch import vector_attention as plain
 from pointproj.ops.backends.triton import pairs
-from pointproj.ops.backends.triton.pairs import COPIES, IDENTITY, NUMBER_OF, OF_LAYER
+from pointproj.ops.backends.triton.pairs import IDENTITY, NUMBER_OF, OF_LAYER
 from pointproj.ops.backends.triton.vector_kernels import attend_gradient_kernel, attend_kernel, inputs_kernel
 from pointproj.ops.backends.triton.vector_narrow import narrow_gradient_kernel, narrow_kernel
 from pointproj.ops.bridge.torch_op import signed, torch_op
@@ -189,7 +189,7 @@ class _Position:
         """Of score, place and shift."""
         if self.ends:
             return tuple(self.d_layers)
-        return *self.d_both.split(self.widths), torch.where(sums[:, :1] != -torch.inf, grad, 0.0).sum(0)
+        return *self.d_both.split(self.widths), _of_shift(grad, sums)
 
 
 def _products(
@@ -204,7 +204,7 @@ def _products(
         products, a = (buffer[:slots] for buffer in buffers)
         launch(
             inputs_kernel, pairs.grid_of(of, first, last, options), *of, layer, sizes.inputs, first,
-            last, a, a, a, a, BACKWARD=False, PLACES=False, FIRST=False, **options,
+            last, a, a, a, a, 0, BACKWARD=False, PLACES=False, FIRST=False, **options,
         )  # fmt: skip
         position.put_products(a, products)
         yield first, last, a, products
@@ -287,38 +287,45 @@ def _gradients(
     makes_places = needs["query_points"] or needs["reference_points"]
     points = [p.new_zeros(p.shape if makes_places else (0,), dtype=grad.dtype) for p in of[2:4]]
     rows = [torch.zeros_like(tensor) for tensor in known[:3]]
-    layers = [known.first, known.last, known.last_bias]
-    layers += [known.score, known.place] * narrow
-    copies = [grad.new_zeros(COPIES.value, *tensor.shape) for tensor in layers]
-    d_first, d_last, d_last_bias, *d_products = copies
+    layers = [known.first, known.last, *([known.score, known.place] if narrow else [known.last_bias])]
+    shapes = [tuple(tensor.shape) for tensor in layers]
+    of_copy, d_layers = pairs.copies_of(shapes, grad)
     shares = (grad * result).view(-1, sizes.groups, sizes.depth).sum(-1)
     flags = {"PLACES": makes_places, "FIRST": merged.first.requires_grad}
-    position, layer = _Position(inputs, known), _layer(inputs, of)
     if narrow and of.items and of.k:
         launch(
             narrow_gradient_kernel, pairs.grid_of(of, 0, of.items, constants), *of, *known[:-1], *sizes, sums,
-            grad, shares, *points, *rows, *d_products, d_last, d_first, **flags, **constants,
+            grad, shares, *points, *rows, *d_layers, of_copy, **flags, **constants,
         )  # fmt: skip
-        position.d_both = torch.cat([copy.sum(0) for copy in d_products])
+    position, layer = None if narrow else _Position(inputs, known), _layer(inputs, of)
     for first, last, a, products in () if narrow else _products(inputs, position, known.first, sizes):
         launch(
             attend_gradient_kernel, pairs.grid_of(of, first, last, constants), *of, *known[:3],
             position.shift, *known[-2:], *sizes[1:], first, last, sums, grad, shares, products, *rows,
-            d_last, d_last_bias, **constants,
+            *d_layers[1:], of_copy, **constants,
         )  # fmt: skip
         position.add_gradients(products, a, any(flags.values()))
         if any(flags.values()):
             launch(
                 inputs_kernel, pairs.grid_of(of, first, last, layer), *of, known.first, sizes.inputs, first,
-                last, a, *points, d_first, BACKWARD=True, **flags, **layer,
+                last, a, *points, d_layers[0], of_copy, BACKWARD=True, **flags, **layer,
             )  # fmt: skip
-    d_first, *d_last = (copy.sum(0) for copy in copies[:3])
+    d_first, d_last, *others = pairs.sums_of_copies(d_layers, shapes)
+    if narrow:
+        d_position, d_last_bias = (*others, _of_shift(grad, sums)), known.last_bias  # of no influence
+    else:
+        d_position, (d_last_bias,) = position.gradients(grad, sums), others
     dims = inputs["query_points"].shape[1]
     found = {}
     if makes_places:
         named = zip(("query_points", "reference_points"), points, strict=True)
         found = {name: own[:, :dims] for name, own in named}
-    return found, _Merged(*rows, d_first, *position.gradients(grad, sums), *d_last)
+    return found, _Merged(*rows, d_first, *d_position, d_last, d_last_bias)
+
+
+def _of_shift(grad: Tensor, sums: Tensor) -> Tensor:
+    """The gradient of ``shift``, which all queries with pairs have added once."""
+    return torch.where(sums[:, :1] != -torch.inf, grad, 0.0).sum(0)
 
 
 def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tensors:

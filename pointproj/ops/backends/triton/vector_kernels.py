@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 
 from pointproj.ops.backends.triton.pairs import (
-    COPIES,
     activated,
     add_layer_of_places,
     add_places,
@@ -15,6 +14,7 @@ from pointproj.ops.backends.triton.pairs import (
     linear_of_places,
     lists_of,
     moved_by,
+    own_copy,
     per_pair,
     places_of_pairs,
     steps_at,
@@ -141,7 +141,7 @@ def attend_kernel(
 @triton.jit
 def inputs_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    first, inputs, first_item, last_item, made, d_query_points, d_reference_points, d_first,
+    first, inputs, first_item, last_item, made, d_query_points, d_reference_points, d_first, of_copy,
     BACKWARD: tl.constexpr, PLACES: tl.constexpr, FIRST: tl.constexpr, ACT: tl.constexpr,
     SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -164,7 +164,7 @@ def inputs_kernel(
             d_a = tl.load(at_pairs, mask=hit[:, None] & there, other=0.0)
             d_a = tl.where(hit[:, None], d_a * slope, 0.0)
             if FIRST:
-                add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, False)
+                add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, of_copy, False)
             if PLACES:
                 rx, ry, rz = moved_by(d_a, first, h, inputs, x, y, z, distance, rx, ry, rz, False)
         else:
@@ -178,6 +178,7 @@ def attend_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
     keys, values, queries, shift, last, last_bias, scores, groups, depth, channels,
     first_item, last_item, sums, grad, shares, products, d_keys, d_values, d_queries, d_last, d_last_bias,
+    of_copy,
     GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr, EXACT: tl.constexpr,
     PRECISION: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, ENDS: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
@@ -207,8 +208,7 @@ def attend_gradient_kernel(
     weight = tl.where(there, weight, 0.0)
     d_scores = tl.where(there, weight * d_weight * slope_at_end, 0.0)
     if ENDS:
-        program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        of_bias = d_last_bias + (program % COPIES) * groups + g
+        of_bias = own_copy(d_last_bias, of_copy) + g
         tl.atomic_add(of_bias, tl.sum(d_scores, 0), mask=g < groups, sem="relaxed")
     if LASTS > GROUPS:  # those beyond the groups are multiplied by zeros
         d_scores = tl.broadcast_to(d_scores[:, None, :], [P, LASTS // GROUPS, GROUPS])
@@ -218,7 +218,7 @@ def attend_gradient_kernel(
         u, in_scores = score_inputs(keys, queries, products, row, own, hit, slot, s, scores, channels)
         active, slope = activated(u, ACT, SLOPE)
         active = tl.where(hit[:, None], active, 0.0)
-        add_product(d_last, d_scores, active, s, scores, lasts, groups, PRECISION)
+        add_product(d_last, d_scores, active, s, scores, lasts, groups, of_copy, PRECISION)
         d_u = tl.zeros([P, BLOCK], real)
         d_u = times(d_scores, last, lasts, groups, scores, s, scores, 1, d_u, PRECISION)
         d_u = tl.where(in_scores, d_u * slope, 0.0)

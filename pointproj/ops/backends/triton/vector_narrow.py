@@ -109,7 +109,8 @@ def narrow_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
     keys, values, queries, first, score, place, shift, last, inputs, scores, groups, depth, channels,
     sums, grad, shares,
-    d_query_points, d_reference_points, d_keys, d_values, d_queries, d_score, d_place, d_last, d_first,
+    d_query_points, d_reference_points, d_keys, d_values, d_queries, d_first, d_last, d_score, d_place,
+    of_copy,
     PLACES: tl.constexpr, FIRST: tl.constexpr,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
@@ -145,7 +146,7 @@ def narrow_gradient_kernel(
         d_scores = tl.broadcast_to(d_scores[:, None, :], [P, LASTS // GROUPS, GROUPS])
         d_scores = tl.reshape(d_scores, [P, LASTS])
     lasts = tl.arange(0, LASTS)
-    add_product(d_last, d_scores, active, s, scores, lasts, groups, PRECISION)
+    add_product(d_last, d_scores, active, s, scores, lasts, groups, of_copy, PRECISION)
     d_u = tl.zeros([P, SCORES], real)
     d_u = times(d_scores, last, lasts, groups, scores, s, scores, 1, d_u, PRECISION)
     in_scores = hit[:, None] & (s < scores)[None, :]
@@ -169,10 +170,10 @@ def narrow_gradient_kernel(
         d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, d_a, PRECISION)
         d_a = tl.where(hit[:, None], d_a * slope_of_a, 0.0)
         if FIRST:
-            add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, False)
+            add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, of_copy, False)
         if PLACES:
             rx, ry, rz = moved_by(d_a, first, h, inputs, x, y, z, distance, rx, ry, rz, False)
-        add_product(d_score, d_u, a, h, inputs, s, scores, PRECISION)
-        add_product(d_place, d_moved, a, h, inputs, c, channels, PRECISION)
+        add_product(d_score, d_u, a, h, inputs, s, scores, of_copy, PRECISION)
+        add_product(d_place, d_moved, a, h, inputs, c, channels, of_copy, PRECISION)
     if PLACES:
         add_places(d_reference_points, d_query_points, row, own, hit, rx, ry, rz, True, True)
