@@ -36,17 +36,19 @@ EDGES |= {"ACTIVATION": 0, "SLOPE": 0.01, "BLOCK": 64, "TILE": 2, "PLACES": True
 SHORT = {**EDGES, "MEAN": True, "ROUGH": True}
 FOLDED = {**SHORT, "ROUGH": False, "PLACES": False, "DISTANCE": False}
 CHAIN = {**EDGES, "FACTORS": True, "ENDS": True, "LARGEST": True, "PRODUCTS": 2, "PRECISION": "tf32"}
-CHAIN |= {"N2": 16, "LAST": 32, "BLOCK": 16, "STEP": 8}
+CHAIN |= {"N2": 16, "LAST": 32, "BLOCK": 16, "STEP": 8, "channels": 20, "n2": 10, "outputs": 30}
 ATTEND = {"PADDED": True, "GROUPS": 2, "DEPTH": 8, "LASTS": 16, "PRECISION": "tf32", "EXACT": False}
-ATTEND |= {"TILE": 2, "STEP": 8, "BLOCK": 16}
+ATTEND |= {"TILE": 2, "STEP": 8, "BLOCK": 16, "scores": 9, "groups": 2, "depth": 5, "channels": 10}
 NARROW = {**ATTEND, "SCORES": 16, "POSITION_ACT": 0, "POSITION_SLOPE": 0.01}
-NARROW |= {"SCORE_ACT": 2, "SCORE_SLOPE": 0.01}
+NARROW |= {"SCORE_ACT": 2, "SCORE_SLOPE": 0.01, "inputs": 20}
+NARROW |= {"POSITION_ENDS": False, "SCORE_ENDS": False}
 NARROW_GRADIENTS = {**NARROW, "PLACES": True, "FIRST": True}
+ENDED = {**NARROW_GRADIENTS, "POSITION_ENDS": True, "SCORE_ENDS": True}
 ATTEND |= {"ACT": 0, "SLOPE": 0.01, "ENDS": True}
 INPUTS = {"PADDED": True, "PLACES": True, "FIRST": True, "ACT": 0, "SLOPE": 0.01, "BLOCK": 32}
-INPUTS |= {"TILE": 8, "STEP": 4}
-NUMBERS = ["items", "references", "k", "channels", "n2", "outputs", "first_item", "last_item"]
-NUMBERS += ["inputs", "scores", "groups", "depth", "first_query", "last_query", "first_slot", "last_slot"]
+INPUTS |= {"TILE": 8, "STEP": 4, "inputs": 20}
+NUMBERS = ["items", "references", "k", "first_item", "last_item"]
+NUMBERS += ["of_copy", "first_query", "last_query", "first_slot", "last_slot"]
 LINEAR = {
     "BIAS": True,
     "COUNTED": True,
@@ -78,10 +80,8 @@ KERNELS = {
     "pairs-chain": (edge_chains.chain_kernel, CHAIN),
     "pairs-chain-gradients": (edge_chains.chain_gradient_kernel, {**CHAIN, "FLAGS": 127}),
     "pairs-narrow": (vector_narrow.narrow_kernel, NARROW),
-    "pairs-narrow-gradients": (
-        vector_narrow.narrow_gradient_kernel,
-        {**NARROW, "PLACES": True, "FIRST": True},
-    ),
+    "pairs-narrow-ended": (vector_narrow.narrow_gradient_kernel, ENDED),
+    "pairs-narrow-gradients": (vector_narrow.narrow_gradient_kernel, NARROW_GRADIENTS),
     "pairs-attend": (vector_kernels.attend_kernel, ATTEND),
     "pairs-attend-gradients": (vector_kernels.attend_gradient_kernel, ATTEND),
     "pairs-inputs": (vector_kernels.inputs_kernel, {**INPUTS, "BACKWARD": False}),

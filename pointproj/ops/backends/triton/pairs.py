@@ -29,11 +29,13 @@ LAUNCH = {
     "backward": _COMMON,
     "narrow chain": {**_COMMON, "maxnreg": 128},
     "wide chain": {**_COMMON, "num_warps": 8},
+    "narrow rows": {**_COMMON, "BLOCK": 64, "maxnreg": 168},
     "queries": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "num_warps": 2},
     "rows": {**_COMMON, "PAIRS": 16, "BLOCK": 64, "maxnreg": 128},
     "inputs": {**_COMMON, "BLOCK": 64},
 }
 STEPS = (16, 8, 4)
+EXACT = "tf32x3"
 MOST_CHANNELS = 256
 NARROW = 64
 CHUNK_BYTES = 2**28
@@ -143,8 +145,8 @@ def _aligned(shape: tuple[int, ...]) -> int:
 
 
 def precision() -> str:
-    """How fp32 is multiplied: as torch multiplies it."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    """How fp32 is multiplied: as torch multiplies it, or by three products of TF32, which lose no digits."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else EXACT
 
 
 def rows_of_places(inputs: dict[str, Any]) -> Tensor:
@@ -273,6 +275,23 @@ def places_of_pairs(
     if DISTANCE:
         distance = rounded_root(x * x + y * y + z * z)
     return x, y, z, distance
+
+
+@triton.jit
+def columns_of_places(reference_points, query_points, row, query, hit, real: tl.constexpr):
+    """Rows that the layer of places multiplies (P, 16): reference minus query point, 0, 1, and zeros."""
+    column = tl.arange(0, 16)
+    there = hit[:, None] & (column < 3)[None, :]
+    place = tl.load(reference_points + 3 * row[:, None] + column[None, :], mask=there, other=0.0)
+    place -= tl.load(query_points + 3 * query[:, None] + column[None, :], mask=there, other=0.0)
+    return tl.where(column[None, :] == 4, 1.0, place.to(real))
+
+
+@triton.jit
+def layer_of_columns(columns, layer, channel, channels, PRECISION: tl.constexpr):
+    """The layer of places (OF_LAYER rows of channels) of :func:`columns_of_places`."""
+    total, column = tl.zeros([columns.shape[0], channel.shape[0]], columns.dtype), tl.arange(0, 16)
+    return times(columns, layer, column, OF_LAYER, channels, channel, channels, 1, total, PRECISION)
 
 
 @triton.jit

@@ -124,7 +124,7 @@ def _prepared(inputs: dict[str, Any], merged: _Merged, backward: bool) -> tuple:
     scores, ends = pairs.width_of(sizes.scores), [_ends(inputs, part) for part in plain.NETWORKS]
     narrow = max(scores, columns * depth) <= pairs.NARROW and not any(ends)
     if narrow:
-        kind = "backward" if backward else "forward"
+        kind = "narrow rows" if backward else "forward"
         constants |= {"SCORES": scores} | _activation(inputs, "position", "POSITION_")
         constants |= _activation(inputs, "score", "SCORE_")
     else:

@@ -95,7 +95,8 @@ def scores_of(
 @triton.jit
 def attend_kernel(
     rows, row_splits, references, k, PADDED: tl.constexpr,
-    keys, values, queries, shift, last, last_bias, scores, groups, depth, channels,
+    keys, values, queries, shift, last, last_bias, scores: tl.constexpr, groups: tl.constexpr,
+    depth: tl.constexpr, channels: tl.constexpr,
     first_query, last_query, first_slot, last_slot, products, result, sums,
     GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr, EXACT: tl.constexpr,
     PRECISION: tl.constexpr, ACT: tl.constexpr, SLOPE: tl.constexpr, ENDS: tl.constexpr,
@@ -141,7 +142,8 @@ def attend_kernel(
 @triton.jit
 def inputs_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    first, inputs, first_item, last_item, made, d_query_points, d_reference_points, d_first, of_copy,
+    first, inputs: tl.constexpr, first_item, last_item,
+    made, d_query_points, d_reference_points, d_first, of_copy,
     BACKWARD: tl.constexpr, PLACES: tl.constexpr, FIRST: tl.constexpr, ACT: tl.constexpr,
     SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +178,8 @@ def inputs_kernel(
 @triton.jit
 def attend_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    keys, values, queries, shift, last, last_bias, scores, groups, depth, channels,
+    keys, values, queries, shift, last, last_bias, scores: tl.constexpr, groups: tl.constexpr,
+    depth: tl.constexpr, channels: tl.constexpr,
     first_item, last_item, sums, grad, shares, products, d_keys, d_values, d_queries, d_last, d_last_bias,
     of_copy,
     GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr, EXACT: tl.constexpr,

@@ -7,15 +7,13 @@ import triton
 import triton.language as tl
 
 from pointproj.ops.backends.triton.pairs import (
+    OF_LAYER,
     activated,
-    add_layer_of_places,
-    add_places,
     add_product,
-    linear_of_places,
+    columns_of_places,
+    layer_of_columns,
     lists_of,
-    moved_by,
     per_pair,
-    places_of_pairs,
     steps_at,
     sums_of_queries,
     tile_of_pairs,
@@ -26,9 +24,8 @@ from pointproj.ops.backends.triton.vector_kernels import channels_of, values_of
 
 @triton.jit
 def pairs_of(
-    keys, queries, first, score, place, row, query, hit, x, y, z, distance,
-    s, scores, c, channels, inputs, moved, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    keys, queries, first, score, place, row, query, hit, columns, s, scores, c, channels, inputs, moved,
+    POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the scores' activation gets (P, SCORES), and ``moved`` plus each pair's position."""
     there = hit[:, None] & (s < scores)[None, :]
@@ -36,8 +33,7 @@ def pairs_of(
     u -= tl.load(keys + row[:, None] * scores + s[None, :], mask=there, other=0.0)
     for start in range(0, inputs, BLOCK):
         h = start + tl.arange(0, BLOCK)
-        a = tl.zeros([row.shape[0], BLOCK], u.dtype)
-        a = linear_of_places(a, first, h, inputs, x, y, z, distance, False)
+        a = layer_of_columns(columns, first, h, inputs, PRECISION)
         a = activated(a, POSITION_ACT, POSITION_SLOPE)[0]
         u = times(a, score, h, inputs, 1, s, scores, inputs, u, PRECISION)
         moved = times(a, place, h, inputs, 1, c, channels, inputs, moved, PRECISION)
@@ -60,7 +56,8 @@ def scores_of(
 @triton.jit
 def narrow_kernel(
     rows, row_splits, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    keys, values, queries, first, score, place, shift, last, inputs, scores, groups, depth, channels,
+    keys, values, queries, first, score, place, shift, last, inputs: tl.constexpr, scores: tl.constexpr,
+    groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
     result, sums,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
@@ -79,11 +76,11 @@ def narrow_kernel(
     found = tl.zeros([TILE, GROUPS, DEPTH], real)
     for step in range(0, tl.max(end - begin), STEP):
         _, row, hit = steps_at(rows, begin, end, step, references, TILE, STEP)
-        x, y, z, distance = places_of_pairs(reference_points, query_points, row, own, hit, real, False)
+        columns = columns_of_places(reference_points, query_points, row, own, hit, real)
         moved = values_of(values, shift, row, hit, c, channels)
         u, moved = pairs_of(
-            keys, queries, first, score, place, row, own, hit, x, y, z, distance,
-            s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
+            keys, queries, first, score, place, row, own, hit, columns, s, scores, c, channels, inputs, moved,
+            POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
         )  # fmt: skip
         active, _ = activated(u, SCORE_ACT, SCORE_SLOPE)
         own_scores = scores_of(active, last, s, scores, groups, LASTS, GROUPS, PRECISION)
@@ -107,7 +104,8 @@ def narrow_kernel(
 @triton.jit
 def narrow_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    keys, values, queries, first, score, place, shift, last, inputs, scores, groups, depth, channels,
+    keys, values, queries, first, score, place, shift, last, inputs: tl.constexpr, scores: tl.constexpr,
+    groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
     sums, grad, shares,
     d_query_points, d_reference_points, d_keys, d_values, d_queries, d_first, d_last, d_score, d_place,
     of_copy,
@@ -123,7 +121,7 @@ def narrow_gradient_kernel(
     query, exists, _, row, hit, _ = tile_of_pairs(rows, query_of, 0, items, references, k, PADDED, TILE, STEP)
     own, s, g = per_pair(query, TILE, STEP), tl.arange(0, SCORES), tl.arange(0, GROUPS)
     c = channels_of(groups, depth, channels, GROUPS, DEPTH, EXACT)
-    x, y, z, distance = places_of_pairs(reference_points, query_points, row, own, hit, real, False)
+    columns = columns_of_places(reference_points, query_points, row, own, hit, real)
     there = hit[:, None] & (g < groups)[None, :]
     at_group = own[:, None] * groups + g[None, :]
     at_grad = grad + own[:, None] * channels + c[None, :]
@@ -131,8 +129,8 @@ def narrow_gradient_kernel(
     moved = values_of(values, shift, row, hit, c, channels)
     d_weight = -tl.load(shares + at_group, mask=there, other=0.0)
     u, moved = pairs_of(
-        keys, queries, first, score, place, row, own, hit, x, y, z, distance,
-        s, scores, c, channels, inputs, moved, POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
+        keys, queries, first, score, place, row, own, hit, columns, s, scores, c, channels, inputs, moved,
+        POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
     )  # fmt: skip
     upstream = tl.load(at_grad, mask=in_channels, other=0.0)
     d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
@@ -160,20 +158,24 @@ def narrow_gradient_kernel(
     d_moved = tl.where(in_channels, d_moved, 0.0)
     target = d_values + row[:, None] * channels + c[None, :]
     tl.atomic_add(target, d_moved, mask=in_channels, sem="relaxed")
-    rx, ry, rz = tl.zeros([P], real), tl.zeros([P], real), tl.zeros([P], real)
+    column, d_columns = tl.arange(0, 16), tl.zeros([P, 16], real)
     for start in range(0, inputs, BLOCK):
         h = start + tl.arange(0, BLOCK)
         empty = tl.zeros([P, BLOCK], real)
-        a = linear_of_places(empty, first, h, inputs, x, y, z, distance, False)
+        a = layer_of_columns(columns, first, h, inputs, PRECISION)
         a, slope_of_a = activated(a, POSITION_ACT, POSITION_SLOPE)
         d_a = times(d_u, score, s, scores, inputs, h, inputs, 1, empty, PRECISION)
         d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, d_a, PRECISION)
         d_a = tl.where(hit[:, None], d_a * slope_of_a, 0.0)
         if FIRST:
-            add_layer_of_places(d_first, d_a, h, inputs, x, y, z, distance, of_copy, False)
+            add_product(d_first, columns, d_a, h, inputs, column, OF_LAYER, of_copy, PRECISION)
         if PLACES:
-            rx, ry, rz = moved_by(d_a, first, h, inputs, x, y, z, distance, rx, ry, rz, False)
+            d_columns = times(d_a, first, h, inputs, 1, column, OF_LAYER, inputs, d_columns, PRECISION)
         add_product(d_score, d_u, a, h, inputs, s, scores, of_copy, PRECISION)
         add_product(d_place, d_moved, a, h, inputs, c, channels, of_copy, PRECISION)
     if PLACES:
-        add_places(d_reference_points, d_query_points, row, own, hit, rx, ry, rz, True, True)
+        there = hit[:, None] & (column < 3)[None, :]
+        target = d_reference_points + 3 * row[:, None] + column[None, :]
+        tl.atomic_add(target, d_columns, mask=there, sem="relaxed")
+        target = d_query_points + 3 * own[:, None] + column[None, :]
+        tl.atomic_add(target, -d_columns, mask=there, sem="relaxed")
