@@ -197,7 +197,7 @@ def chain_of(
 def chain_kernel(
     rows, row_splits, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
     hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3,
-    channels, n2, outputs, result, winners,
+    channels: tl.constexpr, n2: tl.constexpr, outputs: tl.constexpr, result, winners,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr, FACTORS: tl.constexpr,
     PLACES: tl.constexpr, DISTANCE: tl.constexpr, ACTIVATION: tl.constexpr, SLOPE: tl.constexpr,
     ENDS: tl.constexpr,
@@ -267,7 +267,7 @@ def previous_layer(
 def chain_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
     hidden, of_queries, weights, factors, layer, weight_2, bias_2, weight_3, bias_3,
-    channels, n2, outputs, grad, winners,
+    channels: tl.constexpr, n2: tl.constexpr, outputs: tl.constexpr, grad, winners,
     d_reference, d_hidden, d_query, d_of_queries, d_weights, d_factors, d_layer,
     d_weight_2, d_bias_2, d_weight_3, d_bias_3, of_copy, FLAGS: tl.constexpr,
     HIDDEN: tl.constexpr, OF_QUERIES: tl.constexpr, WEIGHTED: tl.constexpr, FACTORS: tl.constexpr,
