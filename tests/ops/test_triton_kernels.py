@@ -145,3 +145,18 @@ def test_gelu_in_single_precision(reduce: str, device: str):
     exact = {name: tensor.double() for name, tensor in inputs.items()}
     expected = test_edge_mlp.by_hand(exact, *others)
     torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_layers_of_more_than_128_channels_in_tf32(device: str, monkeypatch: pytest.MonkeyPatch):
+    """Results and gradients by their norms: TF32 has ten bits."""
+    monkeypatch.setattr(pairs, "precision", lambda: "tf32")
+    options = {"widths": [20, 40, 140], "reduce": "sum", "ends": True, "device": device}
+    inputs, *others = test_edge_mlp.case("edge-convolution", dtype=torch.float32, **options)
+    single = test_edge_mlp.apply(inputs, *others, Where("triton", device))
+    of = [*inputs.values(), *others[1].parameters()]
+    got = [single, *torch.autograd.grad(single.square().sum(), of)]
+    inputs, *others = test_edge_mlp.case("edge-convolution", **options)
+    exact = test_edge_mlp.by_hand(inputs, *others)
+    of = [*inputs.values(), *others[1].parameters()]
+    for own, expected in zip(got, [exact, *torch.autograd.grad(exact.square().sum(), of)], strict=True):
+        assert (own - expected).norm() < 5e-3 * expected.norm()
