@@ -271,12 +271,13 @@ def test_no_neighbors_give_zeros(queries, references, k, reduce, where: Where):
         torch.rand(n, c, device=where.device) for n, c in ((references, 5), (queries, 3), (references, 3))
     ]
     indices = torch.full((queries, k), -1, device=where.device)
-    layers = nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)).to(where.device)
     lists = Neighbors(indices, indices.float())
-    got = edge_mlp(*inputs, lists, layers, reduce=reduce, backend=where.backend)
-    assert got.shape == (queries, 4)
-    assert not got.any()
-    assert not any(g.any() for g in torch.autograd.grad(got.sum(), list(layers.parameters())))
+    for modules in ([nn.Linear(8, 4)], [nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)]):
+        layers = nn.Sequential(*modules).to(where.device)
+        got = edge_mlp(*inputs, lists, layers, reduce=reduce, backend=where.backend)
+        assert got.shape == (queries, 4)
+        assert not got.any()
+        assert not any(g.any() for g in torch.autograd.grad(got.sum(), list(layers.parameters())))
 
 
 @pytest.mark.parametrize("name", ["edge-convolution", "grouping"])

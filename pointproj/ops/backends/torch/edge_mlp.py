@@ -30,7 +30,8 @@ def edge_mlp(*args: Any) -> Tensor:
     further = ("bias_1", "weight_2", "factors", "weights")  # the first: relative positions of pairs
     if inputs["active_at_end"] or any(inputs[name].numel() for name in further):
         return _edge_mlp(*args)[0]
-    if not inputs["largest"] or inputs["row_splits"] is not None or not inputs["rows"].numel():
+    has_pairs = inputs["rows"].numel() and inputs["hidden"].numel()
+    if not inputs["largest"] or inputs["row_splits"] is not None or not has_pairs:
         return _edge_mlp(*args)[0]
     return _largest_sums(inputs["hidden"], inputs["of_queries"], inputs["rows"])
 
