@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pointproj.ops.edge_mlp import edge_mlp
+from pointproj.ops.edge_mlp import check_reduce, edge_mlp
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 
 
@@ -31,6 +31,12 @@ class EdgeMLP(nn.Module):
         backend: str = "auto",
     ) -> None:
         super().__init__()
+        if not isinstance(layers, nn.Sequential):
+            raise TypeError(
+                "layers must be a torch.nn.Sequential, whose parameters are trained; got "
+                f"{type(layers).__name__}"
+            )
+        check_reduce(reduce)
         self.layers = layers
         self.settings: dict[str, Any] = {
             "with_distance": with_distance,

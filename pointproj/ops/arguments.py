@@ -4,17 +4,18 @@ import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from types import EllipsisType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pointproj.ops.specification.reference import DEFAULT, KERNELS, Weighting, sigma_range
 from pointproj.ops.specification.rounding import radius_in_range
+from pointproj.ops.torch_internals import wrapper_test
 
 POSITIONS = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)
 FEATURES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MOST_SLOTS = 2**31 - 2  # of one query: backends count them, and one more, in 32 bits
 
 
 def check_cloud(name: str, points: Tensor, in_space: bool = True, nowhere: bool = False) -> None:
@@ -58,17 +59,19 @@ def check_points(
     check_device("reference_points", reference_points, query_points)
 
 
-def check_features(features: Tensor, reference_points: Tensor, least: int = 1) -> None:
+def check_features(
+    features: Tensor, reference_points: Tensor, least: int = 1, name: str = "features"
+) -> None:
     """One row of features for each reference point, with so many channels or more."""
-    _check_tensor("features", features)
+    _check_tensor(name, features)
     shape, points = features.shape, reference_points.shape
     if len(shape) != len(points) or shape[0] != points[0] or shape[-2] != points[-2]:
         expected = f"shape {(*points[:-1], 'channels')}, one row for each reference point"
-        raise ValueError(f"features must have {expected}; got {tuple(shape)}")
+        raise ValueError(f"{name} must have {expected}; got {tuple(shape)}")
     if shape[-1] < least:
-        raise ValueError(f"features must have at least one channel; got shape {tuple(shape)}")
-    check_dtype("features", features, FEATURES, "float16, bfloat16, float32 or float64")
-    check_device("features", features, reference_points)
+        raise ValueError(f"{name} must have at least one channel; got shape {tuple(shape)}")
+    check_dtype(name, features, FEATURES, "float16, bfloat16, float32 or float64")
+    check_device(name, features, reference_points)
 
 
 def check_k(k: int, reference_points: Tensor) -> None:
@@ -97,14 +100,8 @@ def check_neighbor_indices(
     )
     shape = *query_points.shape[:-1], k
     check_rows("neighbor_indices", neighbor_indices, shape, f"k = {k} for each query point", query_points)
-    if neighbor_indices.numel() and is_readable(neighbor_indices):
-        least, most = (int(value) for value in neighbor_indices.aminmax())
-        size = reference_points.shape[-2]
-        if least < -1 or most >= size:
-            raise ValueError(
-                f"neighbor_indices must be from 0 to {size - 1}, or -1 for none; "
-                f"got {least if least < -1 else most}: search these points again"
-            )
+    size = reference_points.shape[-2]
+    check_rows_of_points("neighbor_indices", neighbor_indices, size, "search these points again")
 
 
 def checked_radius(radius: float, dtype: torch.dtype, name: str = "radius") -> float:
@@ -171,7 +168,7 @@ def check_list_form(max_neighbors: int | None, capacity: int | EllipsisType | No
             f"capacity={'nothing' if capacity is ... else capacity}"
         )
     if max_neighbors is not None:
-        check_size("max_neighbors", max_neighbors, least=1)
+        check_size("max_neighbors", max_neighbors, least=1, most=MOST_SLOTS)
     elif capacity is not None:
         check_size("capacity", capacity, least=0)
 
@@ -192,11 +189,12 @@ def checked_scales(
     return tuple(checked_radius(radius, dtype) for radius in radii)
 
 
-def check_size(name: str, size: int, least: int) -> None:
+def check_size(name: str, size: int, least: int, most: float = math.inf) -> None:
     """A whole number."""
     _check_number(name, size, "an int", Integral)
-    if size < least:
-        raise ValueError(f"{name} must be at least {least}; got {size}")
+    if not least <= size <= most:
+        limit = f"least {least}" if size < least else f"most {most}"
+        raise ValueError(f"{name} must be at {limit}; got {size}")
 
 
 def checked_weighting(weighting: Weighting, reductions: tuple[str, ...], dtype: torch.dtype) -> Weighting:
@@ -214,59 +212,14 @@ def checked_weighting(weighting: Weighting, reductions: tuple[str, ...], dtype: 
     return Weighting(kernel, reduce, float(power), float(eps), support)
 
 
-def check_neighbors(neighbors: object, forms: tuple[type, ...], features: Tensor, least: int = 1) -> None:
-    """Lists of one of these forms over clouds like the features."""
-    if not isinstance(neighbors, forms):
-        raise TypeError(
-            f"neighbors must be {' or '.join(form.__name__ for form in forms)}, as radius_neighbors gives; "
-            f"got {type(neighbors).__name__}"
-        )
-    check_dtype("features", features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
-    indices = neighbors.indices
-    check_dtype("neighbors.indices", indices, INDICES, "int32 or int64")
-    if features.ndim not in (2, 3) or features.shape[-1] < least:
-        raise ValueError(f"features must have shape (n, c) or (batch, n, c); got {tuple(features.shape)}")
-    if indices.ndim > 1 and (indices.ndim != features.ndim or indices.shape[:-2] != features.shape[:-2]):
-        raise ValueError(
-            f"features {tuple(features.shape)} and neighbors.indices {tuple(indices.shape)} must be of one "
-            "cloud or of equally many clouds: features have shape (n, c) or (batch, n, c)"
-        )
-    check_device("features", features, indices)
-
-
-def check_attention(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    neighbors: Any,
-    heads: int,
-    bias: Tensor | None,
-    scale: float | None,
-) -> None:
-    """Rows for each query and reference point, of one dtype, whose channels the heads share."""
-    check_size("heads", heads, 1)
-    indices, shape = neighbors.indices, tuple(keys.shape)
-    for name, tensor in (("queries", queries), ("values", values)):
-        _check_tensor(name, tensor)
-        if tensor.dtype != keys.dtype:
-            raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
-        check_device(name, tensor, keys)
-    if tuple(values.shape) != shape:
-        raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
-    if shape[-1] % heads:
-        raise ValueError(f"keys must have a multiple of {heads} channels, a part for each head; got {shape}")
-    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
-    rows = queries.shape[:-1]
-    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or math.prod(rows) != count:
-        raise ValueError(
-            f"queries must have {count} rows of {shape[-1]} channels, one for each list of neighbors, in as "
-            f"many clouds as keys {shape}; got {tuple(queries.shape)}"
-        )
-    if bias is not None:
-        _check_tensor("bias", bias)
-        check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
-    if scale is not None and (not isinstance(scale, Real) or not abs(scale) < math.inf):
-        raise ValueError(f"scale must be a finite number; got {scale!r}")
+def check_rows_of_points(name: str, rows: Tensor, size: int, remedy: str) -> None:
+    """Rows of so many reference points, or -1. Values on a GPU are not read."""
+    if not (rows.numel() and is_readable(rows)):
+        return
+    least, most = (int(value) for value in rows.aminmax())
+    if least < -1 or most >= size:
+        got = least if least < -1 else most
+        raise ValueError(f"{name} must be from 0 to {size - 1}, or -1 for none; got {got}: {remedy}")
 
 
 def check_pair_weights(weights: Tensor | None, indices: Tensor, features: Tensor) -> None:
@@ -362,8 +315,12 @@ def _check_positive(name: str, value: float) -> None:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether reading values waits for no device, and breaks no graph of a compiler."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether there are values here: not on a GPU, in a graph of a compiler, a transform or a fake tensor."""
+    return (
+        tensor.device.type == "cpu"
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+        and not (torch.compiler.is_compiling() or wrapper_test()(tensor))
+    )
 
 
 def _check_number(

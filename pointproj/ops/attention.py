@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pointproj.ops import arguments
+from pointproj.ops.layers import check_attention, check_neighbors
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import choose, modules
 
@@ -65,8 +65,8 @@ def attend(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), keys)
-    arguments.check_attention(queries, keys, values, neighbors, heads, bias, scale)
+    check_neighbors(neighbors, (Neighbors, NeighborList), keys, "keys")
+    check_attention(queries, keys, values, neighbors, heads, bias, scale)
     module = modules[choose(backend, queries.device.type, "attend")]
     rows, splits = packed_rows(neighbors, keys, missing=-1)
     dtype = torch.promote_types(queries.dtype, torch.float32)

@@ -28,6 +28,7 @@ from pointproj.ops.layers import (
     Layer,
     Layers,
     check_lists,
+    check_neighbors,
     check_one_a_pair,
     check_query_features,
     checked_layers,
@@ -112,12 +113,13 @@ def edge_mlp(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features, least=0)
+    check_neighbors(neighbors, (Neighbors, NeighborList), features, least=0)
     arguments.check_points(query_points, reference_points, nowhere=not with_distance)
     arguments.check_features(features, reference_points, least=0)
     check_lists(neighbors, query_points, reference_points)
-    if reduce not in REDUCTIONS:
-        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}; got {reduce!r}")
+    if not isinstance(with_distance, bool):
+        raise TypeError(f"with_distance must be a bool; got {with_distance!r}")
+    check_reduce(reduce)
     check_query_features(query_features, query_points)
     if weights is not None:
         check_one_a_pair("weights", weights, neighbors.indices)
@@ -172,6 +174,12 @@ def edge_mlp(
         multiplied = linear_of_rows if weighted else product  # weights may have gradients
         reduced = multiplied(reduced.to(features.dtype), *last, counts=counts[:, 0])
     return reduced.view(*query_points.shape[:-1], reduced.shape[-1]).to(features.dtype)
+
+
+def check_reduce(reduce: str) -> None:
+    """The name of a reduction."""
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"reduce must be one of {', '.join(REDUCTIONS)}; got {reduce!r}")
 
 
 def _factors(multiply_features: bool | str | Tensor, features: Tensor, layers: list[Layer]) -> Tensor | None:

@@ -2,11 +2,21 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from pointproj.ops import arguments
+from pointproj.ops.arguments import (
+    FEATURES,
+    INDICES,
+    check_device,
+    check_dtype,
+    check_rows,
+    check_rows_of_points,
+    check_size,
+    is_readable,
+)
 from pointproj.ops.specification.activations import ACTIVATIONS
 
 MOST_LAYERS = 4
@@ -135,8 +145,55 @@ def _check_layer(name: str, layer: Any, like: Tensor) -> None:
         )
 
 
+def check_neighbors(
+    neighbors: Any, forms: tuple[type, type], features: Tensor, name: str = "features", least: int = 1
+) -> None:
+    """Lists of one of these forms, the padded one first, over clouds like the features, which have a name."""
+    if not isinstance(neighbors, forms):
+        raise TypeError(
+            f"neighbors must be {' or '.join(form.__name__ for form in forms)}, as radius_neighbors gives; "
+            f"got {type(neighbors).__name__}"
+        )
+    check_dtype(name, features, FEATURES, "a float16, bfloat16, float32 or float64 tensor")
+    indices, shape = neighbors.indices, tuple(features.shape)
+    check_dtype("neighbors.indices", indices, INDICES, "an int32 or int64 tensor")
+    if len(shape) not in (2, 3) or shape[-1] < least:
+        raise ValueError(f"{name} must have shape (n, c) or (batch, n, c); got {shape}")
+    if isinstance(neighbors, forms[1]):
+        _check_row_splits(neighbors.row_splits, indices, math.prod(shape[:-2]))
+    elif indices.ndim != len(shape) or indices.shape[:-2] != shape[:-2]:
+        raise ValueError(
+            f"neighbors.indices must have shape {(*shape[:-2], 'queries', 'k')}, in as many clouds as {name} "
+            f"{shape}; got {tuple(indices.shape)}"
+        )
+    check_device(name, features, indices)
+
+
+def _check_row_splits(splits: Any, indices: Tensor, clouds: int) -> None:
+    """Where the list of each query begins, in one list of pairs. Values on a GPU are not read."""
+    if indices.ndim != 1:
+        raise ValueError(
+            f"neighbors.indices of a NeighborList must have shape (pairs,); got {tuple(indices.shape)}"
+        )
+    check_dtype("neighbors.row_splits", splits, INDICES, "an int32 or int64 tensor")
+    if splits.ndim != 1 or not len(splits) or (len(splits) - 1) % max(1, clouds):
+        raise ValueError(
+            f"neighbors.row_splits must have shape (queries + 1,), with equally many queries in each of "
+            f"{max(1, clouds)} clouds; got {tuple(splits.shape)}"
+        )
+    check_device("neighbors.row_splits", splits, indices)
+    if not is_readable(splits):
+        return
+    first, last, slots = splits[0].item(), splits[-1].item(), len(indices)
+    if first or last > slots or (len(splits) > 1 and splits.diff().min().item() < 0):
+        raise ValueError(
+            f"neighbors.row_splits must rise from 0 to at most {slots}, the slots of neighbors.indices; got "
+            f"{first} to {last}"
+        )
+
+
 def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
-    """Lists of these points. Values on a GPU are not read."""
+    """A list of these points for each query point. Values on a GPU are not read."""
     indices, queries = neighbors.indices, query_points.shape[:-1]
     count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
     if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != math.prod(queries):
@@ -144,31 +201,59 @@ def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) 
             f"neighbors must have a list for each of {math.prod(queries)} query points; got {count} lists, "
             f"of indices {tuple(indices.shape)}: search these points"
         )
-    if (
-        indices.numel()
-        and arguments.is_readable(indices)
-        and (most := int(indices.max())) >= reference_points.shape[-2]
-    ):
-        raise ValueError(
-            f"neighbors.indices must be from 0 to {reference_points.shape[-2] - 1}, or -1 for none; got "
-            f"{most}: search these points"
-        )
+    check_rows_of_points("neighbors.indices", indices, reference_points.shape[-2], "search these points")
 
 
 def check_query_features(query_features: Tensor | None, query_points: Tensor) -> None:
     """A row for each query point."""
     if query_features is None:
         return
-    arguments.check_dtype("query_features", query_features, arguments.FEATURES, "a floating-point tensor")
+    check_dtype("query_features", query_features, FEATURES, "a floating-point tensor")
     if query_features.shape[:-1] != query_points.shape[:-1] or query_features.shape[-1] < 1:
         raise ValueError(
             f"query_features must have shape {(*query_points.shape[:-1], 'channels')}, one row for each "
             f"query point; got {tuple(query_features.shape)}"
         )
-    arguments.check_device("query_features", query_features, query_points)
+    check_device("query_features", query_features, query_points)
 
 
 def check_one_a_pair(name: str, values: Tensor, indices: Tensor) -> None:
     """A floating-point number for each pair."""
-    arguments.check_dtype(name, values, arguments.FEATURES, "a floating-point tensor")
-    arguments.check_rows(name, values, indices.shape, "one number for each pair", indices)
+    check_dtype(name, values, FEATURES, "a floating-point tensor")
+    check_rows(name, values, indices.shape, "one number for each pair", indices)
+
+
+def check_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    neighbors: Any,
+    heads: int,
+    bias: Tensor | None,
+    scale: float | None,
+    parts: str = "heads",
+) -> None:
+    """Rows for each query and reference point, of one dtype, whose channels the heads (or groups) share."""
+    check_size(parts, heads, 1)
+    indices, shape = neighbors.indices, tuple(keys.shape)
+    for name, tensor in (("queries", queries), ("values", values)):
+        check_dtype(name, tensor, FEATURES, "a floating-point tensor")
+        if tensor.dtype != keys.dtype:
+            raise TypeError(f"{name} must have the dtype of keys, {keys.dtype}; got {tensor.dtype}")
+        check_device(name, tensor, keys)
+    if tuple(values.shape) != shape:
+        raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
+    if shape[-1] % heads:
+        raise ValueError(f"keys must have a multiple of {heads} channels, equal {parts}; got {shape}")
+    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    rows = queries.shape[:-1]
+    if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or math.prod(rows) != count:
+        raise ValueError(
+            f"queries must have {count} rows of {shape[-1]} channels, one for each list of neighbors, in as "
+            f"many clouds as keys {shape}; got {tuple(queries.shape)}"
+        )
+    if bias is not None:
+        check_dtype("bias", bias, FEATURES, "a floating-point tensor")
+        check_rows("bias", bias, (*indices.shape, heads), "one number for each pair and head", keys)
+    if scale is not None and (not isinstance(scale, Real) or not abs(scale) < math.inf):
+        raise ValueError(f"scale must be a finite number; got {scale!r}")

@@ -9,6 +9,7 @@ from torch import Tensor
 from pointproj.ops import arguments
 from pointproj.ops.backends.torch.listed_pairs import ListedPairs
 from pointproj.ops.calls import scalar
+from pointproj.ops.layers import check_neighbors, check_one_a_pair
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import Backend, choose, modules
 from pointproj.ops.specification.clouds import as_dtype
@@ -77,9 +78,11 @@ def aggregate(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), features)
+    check_neighbors(neighbors, (Neighbors, NeighborList), features)
+    distances = neighbors.distances
+    check_one_a_pair("neighbors.distances", distances, neighbors.indices)
     arguments.check_pair_weights(weights, neighbors.indices, features)
-    of_sums = arguments.sum_dtype(features.dtype, neighbors.distances.dtype)
+    of_sums = arguments.sum_dtype(features.dtype, distances.dtype)
     weighting = arguments.checked_weighting(Weighting(kernel, reduce, power, eps), REDUCTIONS, of_sums)
     arguments.check_sigma(sigma, neighbors.indices, of_sums)
     arguments.check_reference_weights(reference_weights, features)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pointproj.ops import arguments
-from pointproj.ops.layers import Layers, check_lists, checked_layers
+from pointproj.ops.layers import Layers, check_attention, check_lists, check_neighbors, checked_layers
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors, packed_rows
 from pointproj.ops.registry import choose, modules
 
@@ -70,11 +70,11 @@ def vector_attend(
     BackendUnavailable
         If ``backend`` names one that cannot run here.
     """
-    arguments.check_neighbors(neighbors, (Neighbors, NeighborList), keys)
+    check_neighbors(neighbors, (Neighbors, NeighborList), keys, "keys")
     arguments.check_points(query_points, reference_points)
-    arguments.check_features(keys, reference_points)
+    arguments.check_features(keys, reference_points, name="keys")
     check_lists(neighbors, query_points, reference_points)
-    arguments.check_attention(queries, keys, values, neighbors, groups, None, None)
+    check_attention(queries, keys, values, neighbors, groups, None, None, "groups")
     dtype = torch.promote_types(queries.dtype, torch.float32)
     layers, kinds = [], []
     channels = keys.shape[-1]

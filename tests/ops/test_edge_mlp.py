@@ -300,6 +300,13 @@ def test_compiled_in_one_graph_and_under_transforms(name, where: Where):
         assert_close(f"d_{key} by torch.func", third, other)
 
 
+def test_the_module_names_wrong_arguments():
+    with pytest.raises(TypeError, match="Sequential, whose parameters are trained; got list"):
+        EdgeMLP([(torch.rand(4, 8), torch.rand(4))])
+    with pytest.raises(ValueError, match="reduce must be one of mean, sum, max; got 'min'"):
+        EdgeMLP(nn.Sequential(nn.Linear(8, 4)), reduce="min")
+
+
 class TestWrongArguments:
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -314,6 +321,7 @@ class TestWrongArguments:
             ({"multiply_features": "mean"}, "a bool, 'only' or a tensor of factors"),
             ({"multiply_features": torch.rand(30, 4)}, r"multiply_features must have shape \(31, 'out'\)"),
             ({"multiply_features": torch.rand(31, 3)}, "each channel of multiply_features; got 4"),
+            ({"with_distance": "yes"}, "with_distance must be a bool; got 'yes'"),
             ({"reduce": "min"}, "reduce must be one of mean, sum, max"),
             ({"query_points": torch.rand(22, 3)}, "a list for each of 22 query points"),
             ({"features": torch.rand(9, 5), "reference_points": torch.rand(9, 3)}, "search these points"),

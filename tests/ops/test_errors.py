@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pointproj
 from pointproj.nn.projector import Projector
@@ -168,6 +169,57 @@ OTHERS = {
         position_layers=[(torch.ones(3, 3), torch.ones(3))], score_layers=[(torch.ones(1, 3), torch.ones(1))],
     ),
 }  # fmt: skip
+
+
+def in_lists(operator: str, neighbors: Any) -> torch.Tensor:
+    """One of the operators over ready lists."""
+    weight, bias = torch.ones(3, 3), torch.ones(3)
+    of_vectors = {"position_layers": [(weight, bias)], "score_layers": [(weight[:1], bias[:1])], "groups": 1}
+    call = {
+        "aggregate": lambda: pointproj.aggregate(POINTS, neighbors),
+        "attend": lambda: pointproj.attend(QUERY, POINTS, POINTS, neighbors),
+        "edge_mlp": lambda: pointproj.edge_mlp(POINTS[:, :0], QUERY, POINTS, neighbors, [(weight, bias)]),
+        "vector_attend": lambda: pointproj.vector_attend(
+            QUERY, POINTS, POINTS, QUERY, POINTS, neighbors, **of_vectors
+        ),
+    }
+    return call[operator]()
+
+
+@pytest.mark.parametrize("operator", ["aggregate", "attend", "edge_mlp", "vector_attend"])
+def test_refuses_lists(operator: str):
+    rows = torch.arange(12).view(6, 2) % 9
+    padded = pointproj.Neighbors(rows, rows.double())
+    listed = pointproj.NeighborList(torch.arange(0, 13, 2), rows.flatten(), rows.flatten().double())
+    wrong = [
+        (padded._replace(indices=rows.double()), "indices must be an int32 or int64 tensor; got torch.float"),
+        (padded._replace(indices=rows.flatten()), r"shape \('queries', 'k'\), .*; got \(12,\)"),
+        (padded._replace(indices=rows[None]), r"as many clouds as .* \(9, .\); got \(1, 6, 2\)"),
+        (listed._replace(indices=rows), r"of a NeighborList must have shape \(pairs,\); got \(6, 2\)"),
+        (listed._replace(row_splits=None), "row_splits must be an int32 or int64 tensor; got NoneType"),
+        (listed._replace(row_splits=listed.row_splits[:0]), r"shape \(queries \+ 1,\), .*; got \(0,\)"),
+        (listed._replace(row_splits=listed.row_splits * 2), "rise from 0 to at most 12, .*; got 0 to 24"),
+        (listed._replace(row_splits=listed.row_splits.flip(0)), "got 12 to 0"),
+        (listed._replace(row_splits=listed.row_splits + 1), "got 1 to 13"),
+    ]
+    if operator in ("edge_mlp", "vector_attend"):
+        wrong.append((padded._replace(indices=rows + 1), "from 0 to 8, or -1 for none; got 9: search these"))
+        wrong.append((padded._replace(indices=rows - 2), "got -2"))
+    for neighbors, message in wrong:
+        with pytest.raises((TypeError, ValueError), match=message):
+            in_lists(operator, neighbors)
+
+
+@pytest.mark.parametrize("operator", ["aggregate", "attend", "edge_mlp", "vector_attend"])
+def test_lists_without_known_values(operator: str):
+    """Of a transform, and of fake tensors: shapes alone are checked."""
+    rows = torch.arange(24).view(2, 6, 2) % 9
+    given = [pointproj.Neighbors(own, own.float()) for own in rows]
+    mapped = torch.func.vmap(lambda rows: in_lists(operator, pointproj.Neighbors(rows, rows.float())))(rows)
+    assert torch.equal(mapped, torch.stack([in_lists(operator, own) for own in given]))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = in_lists(operator, pointproj.Neighbors(*map(mode.from_tensor, given[0][:2])))
+    assert fake.shape == mapped[0].shape
 
 
 @pytest.mark.parametrize("operator", OTHERS)

@@ -215,7 +215,7 @@ def test_compiled_equals_eager(form: str, on_cpu: Where):
         ({"kernel": "compact"}, 'kernel="compact" ends at the radius of the list'),
         ({"reference_weights": torch.ones(3)}, r"reference_weights must have shape \(20,\)"),
         ({"neighbors": torch.zeros(9, 4)}, "neighbors must be Neighbors or NeighborList"),
-        ({"features": torch.ones(2, 20, 3)}, "must be of one cloud or of equally many clouds"),
+        ({"features": torch.ones(2, 20, 3)}, "in as many clouds as features"),
     ],
 )
 def test_refusals(options: dict, message: str):

@@ -230,6 +230,7 @@ def test_many_pairs_on_a_gpu(on_gpu: Where):
         ({}, "give either max_neighbors=K .* or capacity=M"),
         ({"max_neighbors": 3, "capacity": 9}, "give either max_neighbors=K .* or capacity=M"),
         ({"max_neighbors": 0}, "max_neighbors must be at least 1; got 0"),
+        ({"max_neighbors": 2**31}, "max_neighbors must be at most 2147483646; got 2147483648"),
         ({"capacity": -1}, "capacity must be at least 0; got -1"),
         ({"max_neighbors": 3, "radius": 0.0}, "radius must be positive and finite; got 0"),
         (

@@ -196,6 +196,7 @@ class TestWrongArguments:
         ("change", "words"),
         [
             ({"groups": 4}, "multiple of 4 channels"),
+            ({"groups": 0}, "groups must be at least 1; got 0"),
             ({"groups": 3}, "score_layers must lead from 6 to 3 channels"),
             ({"position_layers": nn.Linear(3, 6)}, "sequence of .weight, bias. or a torch.nn.Sequential"),
             ({"position_layers": nn.Sequential(nn.Linear(2, 6))}, "position_layers must lead from 3 to 6"),
