@@ -236,7 +236,7 @@ def _first_layer(
     if of_places:
         references, queries, weight, bias = of_places
         references, queries = (points.flatten(0, -2).to(weight.dtype) for points in (references, queries))
-        own = rows.new_empty(len(queries), 0) if query_features is None else own
+        own = rows.new_empty(queries.shape[0], 0) if query_features is None else own
         hidden = product(rows, columns.feature, None, references, weight)
         return hidden, product(own, columns.query, bias, -queries, weight)
     if rows.shape[1]:

@@ -143,7 +143,7 @@ def linear_of_rows(
     Products with places are no matrix products: these may round to TF32, or to autocast's type, and
     differences of the results matter.
     """
-    made = linear_rows(*finite_rows(rows), weight) if rows.shape[1] else weight.new_zeros(len(rows), 1)
+    made = linear_rows(*finite_rows(rows), weight) if rows.shape[1] else weight.new_zeros(rows.shape[0], 1)
     if places is not None:
         finite, missing = finite_rows(places)
         made = made + missing
@@ -151,7 +151,7 @@ def linear_of_rows(
             made = torch.addcmul(made, place[:, None], column)
     if bias is not None:
         made = made + (bias if counts is None else counts[:, None] * bias)
-    return made.expand(-1, len(weight))
+    return made.expand(-1, weight.shape[0])
 
 
 def finite_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,9 +42,9 @@ def linear_of_rows(
     """See :attr:`pointproj.ops.registry.Backend.linear_of_rows`."""
     if not runs_kernels(rows) or torch.is_autocast_enabled(rows.device.type):
         return None
-    sizes = rows.shape[1], len(weight)
+    sizes = rows.shape[1], weight.shape[0]
     if places is None:
-        places, of_places = rows.new_empty(len(rows), 0), rows.new_empty(len(weight), 0)
+        places, of_places = rows.new_empty(rows.shape[0], 0), rows.new_empty(weight.shape[0], 0)
     if places.shape[1] not in (0, 3) or max(sizes) > MOST_CHANNELS or not _fits(rows, *map(width_of, sizes)):
         return None
     bias, counts = (rows.new_empty(0) if given is None else given for given in (bias, counts))
@@ -88,7 +88,7 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
     """Gradients of all differentiable inputs, None where not needed."""
     inputs = saved.inputs
     (count, n_in), n_out = inputs["rows"].shape, inputs["weight"].shape[0]
-    programs = min(PROGRAMS, max(1, cdiv(count, LAUNCH["TILE"])))
+    programs = torch.sym_min(PROGRAMS, cdiv(count, LAUNCH["TILE"]))
     made = {
         name: inputs[name].new_empty(inputs[name].shape if needs[name] else 0) for name in ("rows", "places")
     }
@@ -116,7 +116,7 @@ def _second_backward(directions: Tensors, grads: Tensors, saved: Saved) -> Tenso
     counts = inputs["counts"]
     of_grad = torch.zeros_like(grad)
     if inputs["bias"].numel():
-        of_grad += (counts.to(grad.dtype) if counts.numel() else grad.new_ones(len(grad)))[:, None] * by[
+        of_grad += (counts.to(grad.dtype) if counts.numel() else grad.new_ones(grad.shape[0]))[:, None] * by[
             "bias"
         ]
     made = {"bias": torch.zeros_like(value["bias"])}
