@@ -20,6 +20,7 @@ from pointproj.ops.backends.triton.pairs import (
     NUMBER_OF,
     OF_LAYER,
     activated,
+    add_bias,
     add_layer_of_places,
     add_places,
     add_product,
@@ -27,7 +28,6 @@ from pointproj.ops.backends.triton.pairs import (
     largest_of,
     lists_of,
     moved_by,
-    own_copy,
     per_pair,
     places_of_pairs,
     rows_of_places,
@@ -240,13 +240,6 @@ def chain_kernel(
     tl.store(result + target, total, mask=there)
     if LARGEST:
         tl.store(winners + target, winner, mask=there)
-
-
-@triton.jit
-def add_bias(d_bias, d_out, o, n_out, of_copy):
-    """Add the gradient of a bias from a tile's pairs, in one of several copies."""
-    target = own_copy(d_bias, of_copy) + o
-    tl.atomic_add(target, tl.sum(d_out, 0), mask=o < n_out, sem="relaxed")
 
 
 @triton.jit

@@ -135,8 +135,7 @@ def copies_of(shapes: Sequence[tuple[int, ...]], like: Tensor) -> tuple[int, tup
 
 def sums_of_copies(copies: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Tensors of these shapes from the columns of :func:`copies_of`; they share no memory."""
-    sums = [own.sum(0)[: math.prod(shape)] for own, shape in zip(copies, shapes, strict=True)]
-    return [own.view(shape) for own, shape in zip(sums, shapes, strict=True)]
+    return [own.sum(0)[: math.prod(shape)].view(shape) for own, shape in zip(copies, shapes, strict=True)]
 
 
 def _aligned(shape: tuple[int, ...]) -> int:
@@ -391,6 +390,13 @@ def add_product(d_weight, d_out, x, i, n_in, o, n_out, of_copy, PRECISION: tl.co
     target = own_copy(d_weight, of_copy) + o[:, None] * n_in + i[None, :]
     own = tl.dot(tl.trans(d_out), x, input_precision=PRECISION, out_dtype=x.dtype)
     tl.atomic_add(target, own, mask=(o < n_out)[:, None] & (i < n_in)[None, :], sem="relaxed")
+
+
+@triton.jit
+def add_bias(d_bias, d_out, o, n_out, of_copy):
+    """Add the gradient of a bias from a tile's pairs, in one of several copies."""
+    target = own_copy(d_bias, of_copy) + o
+    tl.atomic_add(target, tl.sum(d_out, 0), mask=o < n_out, sem="relaxed")
 
 
 @triton.jit

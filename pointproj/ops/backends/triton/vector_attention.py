@@ -122,10 +122,11 @@ def _prepared(inputs: dict[str, Any], merged: _Merged, backward: bool) -> tuple:
         "PRECISION": pairs.precision(),
     }
     scores, ends = pairs.width_of(sizes.scores), [_ends(inputs, part) for part in plain.NETWORKS]
-    narrow = max(scores, columns * depth) <= pairs.NARROW and not any(ends)
+    narrow = max(scores, columns * depth) <= pairs.NARROW
     if narrow:
         kind = "narrow rows" if backward else "forward"
-        constants |= {"SCORES": scores} | _activation(inputs, "position", "POSITION_")
+        constants |= {"SCORES": scores, "POSITION_ENDS": ends[0], "SCORE_ENDS": ends[1]}
+        constants |= _activation(inputs, "position", "POSITION_")
         constants |= _activation(inputs, "score", "SCORE_")
     else:
         kind = "rows" if backward else "queries"
@@ -228,7 +229,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor]:
         of, sizes, constants, narrow = _prepared(inputs, merged, backward=False)
         if narrow:
             grid = (cdiv(of.items, constants["TILE"]),)
-            launch(narrow_kernel, grid, *of, *merged[:-1], *sizes, result, sums, **constants)
+            launch(narrow_kernel, grid, *of, *merged, *sizes, result, sums, **constants)
         else:
             result.zero_(), sums.fill_(-torch.inf)
             _attend(inputs, merged, of, sizes, constants, result, sums)
@@ -287,14 +288,15 @@ def _gradients(
     makes_places = needs["query_points"] or needs["reference_points"]
     points = [p.new_zeros(p.shape if makes_places else (0,), dtype=grad.dtype) for p in of[2:4]]
     rows = [torch.zeros_like(tensor) for tensor in known[:3]]
-    layers = [known.first, known.last, *([known.score, known.place] if narrow else [known.last_bias])]
+    layers = [known.first, known.last, known.last_bias]
+    layers += [known.score, known.place, known.shift] * narrow
     shapes = [tuple(tensor.shape) for tensor in layers]
     of_copy, d_layers = pairs.copies_of(shapes, grad)
     shares = (grad * result).view(-1, sizes.groups, sizes.depth).sum(-1)
     flags = {"PLACES": makes_places, "FIRST": merged.first.requires_grad}
     if narrow and of.items and of.k:
         launch(
-            narrow_gradient_kernel, pairs.grid_of(of, 0, of.items, constants), *of, *known[:-1], *sizes, sums,
+            narrow_gradient_kernel, pairs.grid_of(of, 0, of.items, constants), *of, *known, *sizes, sums,
             grad, shares, *points, *rows, *d_layers, of_copy, **flags, **constants,
         )  # fmt: skip
     position, layer = None if narrow else _Position(inputs, known), _layer(inputs, of)
@@ -310,11 +312,11 @@ def _gradients(
                 inputs_kernel, pairs.grid_of(of, first, last, layer), *of, known.first, sizes.inputs, first,
                 last, a, *points, d_layers[0], of_copy, BACKWARD=True, **flags, **layer,
             )  # fmt: skip
-    d_first, d_last, *others = pairs.sums_of_copies(d_layers, shapes)
-    if narrow:
-        d_position, d_last_bias = (*others, _of_shift(grad, sums)), known.last_bias  # of no influence
-    else:
-        d_position, (d_last_bias,) = position.gradients(grad, sums), others
+    d_first, d_last, d_last_bias, *d_position = pairs.sums_of_copies(d_layers, shapes)
+    if not narrow:
+        d_position = position.gradients(grad, sums)
+    elif not _ends(inputs, "position"):
+        d_position[-1] = _of_shift(grad, sums)
     dims = inputs["query_points"].shape[1]
     found = {}
     if makes_places:

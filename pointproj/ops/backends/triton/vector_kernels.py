@@ -8,13 +8,13 @@ import triton.language as tl
 
 from pointproj.ops.backends.triton.pairs import (
     activated,
+    add_bias,
     add_layer_of_places,
     add_places,
     add_product,
     linear_of_places,
     lists_of,
     moved_by,
-    own_copy,
     per_pair,
     places_of_pairs,
     steps_at,
@@ -211,8 +211,7 @@ def attend_gradient_kernel(
     weight = tl.where(there, weight, 0.0)
     d_scores = tl.where(there, weight * d_weight * slope_at_end, 0.0)
     if ENDS:
-        of_bias = own_copy(d_last_bias, of_copy) + g
-        tl.atomic_add(of_bias, tl.sum(d_scores, 0), mask=g < groups, sem="relaxed")
+        add_bias(d_last_bias, d_scores, g, groups, of_copy)
     if LASTS > GROUPS:  # those beyond the groups are multiplied by zeros
         d_scores = tl.broadcast_to(d_scores[:, None, :], [P, LASTS // GROUPS, GROUPS])
         d_scores = tl.reshape(d_scores, [P, LASTS])

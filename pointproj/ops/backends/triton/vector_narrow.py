@@ -9,6 +9,7 @@ import triton.language as tl
 from pointproj.ops.backends.triton.pairs import (
     OF_LAYER,
     activated,
+    add_bias,
     add_product,
     columns_of_places,
     layer_of_columns,
@@ -19,50 +20,70 @@ from pointproj.ops.backends.triton.pairs import (
     tile_of_pairs,
     times,
 )
-from pointproj.ops.backends.triton.vector_kernels import channels_of, values_of
+from pointproj.ops.backends.triton.vector_kernels import channels_of
 
 
 @triton.jit
 def pairs_of(
-    keys, queries, first, score, place, row, query, hit, columns, s, scores, c, channels, inputs, moved,
-    POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    keys, queries, first, score, place, shift, row, query, hit, columns, s, scores, c, channels, inputs,
+    POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr, ENDS: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the scores' activation gets (P, SCORES), and ``moved`` plus each pair's position."""
+    """What the scores' activation gets (P, SCORES), and the position of each pair (P, C).
+
+    If an activation ENDS the position's network, with the derivative of that.
+    """
     there = hit[:, None] & (s < scores)[None, :]
     u = tl.load(queries + query[:, None] * scores + s[None, :], mask=there, other=0.0)
     u -= tl.load(keys + row[:, None] * scores + s[None, :], mask=there, other=0.0)
+    moved = tl.load(shift + c, mask=c < channels, other=0.0)[None, :]
+    moved = tl.broadcast_to(moved, [row.shape[0], c.shape[0]])
+    slope = tl.full([row.shape[0], c.shape[0]], 1.0, u.dtype)
     for start in range(0, inputs, BLOCK):
         h = start + tl.arange(0, BLOCK)
         a = layer_of_columns(columns, first, h, inputs, PRECISION)
         a = activated(a, POSITION_ACT, POSITION_SLOPE)[0]
-        u = times(a, score, h, inputs, 1, s, scores, inputs, u, PRECISION)
         moved = times(a, place, h, inputs, 1, c, channels, inputs, moved, PRECISION)
-    return u, moved
+        if not ENDS:
+            u = times(a, score, h, inputs, 1, s, scores, inputs, u, PRECISION)
+    if ENDS:
+        moved, slope = activated(moved, POSITION_ACT, POSITION_SLOPE)
+        u = times(moved, score, c, channels, 1, s, scores, channels, u, PRECISION)
+    return u, moved, slope
 
 
 @triton.jit
 def scores_of(
-    active, last, s, scores, groups, LASTS: tl.constexpr, GROUPS: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Scores (P, GROUPS); a product has LASTS columns, those beyond the groups are 0."""
+    active, last, last_bias, s, scores, groups, LASTS: tl.constexpr, GROUPS: tl.constexpr,
+    ACT: tl.constexpr, SLOPE: tl.constexpr, ENDS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores (P, GROUPS), and the derivative of the activation that ENDS them.
+
+    A product has LASTS columns, those beyond the groups are 0.
+    """
     g = tl.arange(0, LASTS)
     made = tl.zeros([active.shape[0], LASTS], active.dtype)
     made = times(active, last, s, scores, 1, g, groups, scores, made, PRECISION)
     if LASTS > GROUPS:
         made = tl.sum(tl.reshape(made, [active.shape[0], LASTS // GROUPS, GROUPS]), 1)
-    return made
+    slope = tl.full([active.shape[0], GROUPS], 1.0, made.dtype)
+    if ENDS:
+        g = tl.arange(0, GROUPS)
+        made += tl.load(last_bias + g, mask=g < groups, other=0.0)[None, :]
+        made, slope = activated(made, ACT, SLOPE)
+    return made, slope
 
 
 @triton.jit
 def narrow_kernel(
     rows, row_splits, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    keys, values, queries, first, score, place, shift, last, inputs: tl.constexpr, scores: tl.constexpr,
-    groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
+    keys, values, queries, first, score, place, shift, last, last_bias, inputs: tl.constexpr,
+    scores: tl.constexpr, groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
     result, sums,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
-    SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    STEP: tl.constexpr,
+    SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, POSITION_ENDS: tl.constexpr,
+    SCORE_ENDS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile of queries."""
     real: tl.constexpr = first.dtype.element_ty
@@ -77,13 +98,17 @@ def narrow_kernel(
     for step in range(0, tl.max(end - begin), STEP):
         _, row, hit = steps_at(rows, begin, end, step, references, TILE, STEP)
         columns = columns_of_places(reference_points, query_points, row, own, hit, real)
-        moved = values_of(values, shift, row, hit, c, channels)
-        u, moved = pairs_of(
-            keys, queries, first, score, place, row, own, hit, columns, s, scores, c, channels, inputs, moved,
-            POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
+        u, moved, _ = pairs_of(
+            keys, queries, first, score, place, shift, row, own, hit, columns, s, scores, c, channels, inputs,
+            POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
         )  # fmt: skip
         active, _ = activated(u, SCORE_ACT, SCORE_SLOPE)
-        own_scores = scores_of(active, last, s, scores, groups, LASTS, GROUPS, PRECISION)
+        own_scores, _ = scores_of(
+            active, last, last_bias, s, scores, groups, LASTS, GROUPS, SCORE_ACT, SCORE_SLOPE, SCORE_ENDS,
+            PRECISION,
+        )  # fmt: skip
+        there = hit[:, None] & (c < channels)[None, :]
+        moved += tl.load(values + row[:, None] * channels + c[None, :], mask=there, other=0.0)
         is_pair = tl.reshape(hit, [TILE, STEP])[:, :, None]
         own_scores = tl.where(is_pair, tl.reshape(own_scores, [TILE, STEP, GROUPS]), -float("inf"))
         larger = tl.maximum(largest, tl.max(own_scores, 1))
@@ -104,16 +129,16 @@ def narrow_kernel(
 @triton.jit
 def narrow_gradient_kernel(
     rows, query_of, query_points, reference_points, items, references, k, PADDED: tl.constexpr,
-    keys, values, queries, first, score, place, shift, last, inputs: tl.constexpr, scores: tl.constexpr,
-    groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
+    keys, values, queries, first, score, place, shift, last, last_bias, inputs: tl.constexpr,
+    scores: tl.constexpr, groups: tl.constexpr, depth: tl.constexpr, channels: tl.constexpr,
     sums, grad, shares,
-    d_query_points, d_reference_points, d_keys, d_values, d_queries, d_first, d_last, d_score, d_place,
-    of_copy,
+    d_query_points, d_reference_points, d_keys, d_values, d_queries,
+    d_first, d_last, d_last_bias, d_score, d_place, d_shift, of_copy,
     PLACES: tl.constexpr, FIRST: tl.constexpr,
     SCORES: tl.constexpr, GROUPS: tl.constexpr, DEPTH: tl.constexpr, LASTS: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr, POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr,
-    SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    STEP: tl.constexpr,
+    SCORE_ACT: tl.constexpr, SCORE_SLOPE: tl.constexpr, POSITION_ENDS: tl.constexpr,
+    SCORE_ENDS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of what :func:`narrow_kernel` reads, from a tile of pairs."""
     real: tl.constexpr = first.dtype.element_ty
@@ -126,20 +151,25 @@ def narrow_gradient_kernel(
     at_group = own[:, None] * groups + g[None, :]
     at_grad = grad + own[:, None] * channels + c[None, :]
     in_channels = hit[:, None] & (c < channels)[None, :]
-    moved = values_of(values, shift, row, hit, c, channels)
     d_weight = -tl.load(shares + at_group, mask=there, other=0.0)
-    u, moved = pairs_of(
-        keys, queries, first, score, place, row, own, hit, columns, s, scores, c, channels, inputs, moved,
-        POSITION_ACT, POSITION_SLOPE, BLOCK, PRECISION,
+    u, position, slope_of_position = pairs_of(
+        keys, queries, first, score, place, shift, row, own, hit, columns, s, scores, c, channels, inputs,
+        POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
     )  # fmt: skip
+    moved = position + tl.load(values + row[:, None] * channels + c[None, :], mask=in_channels, other=0.0)
     upstream = tl.load(at_grad, mask=in_channels, other=0.0)
     d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
     active, slope = activated(u, SCORE_ACT, SCORE_SLOPE)
     active = tl.where(hit[:, None], active, 0.0)
-    own_scores = scores_of(active, last, s, scores, groups, LASTS, GROUPS, PRECISION)
+    own_scores, slope_at_end = scores_of(
+        active, last, last_bias, s, scores, groups, LASTS, GROUPS, SCORE_ACT, SCORE_SLOPE, SCORE_ENDS,
+        PRECISION,
+    )  # fmt: skip
     weight = tl.exp(own_scores - tl.load(sums + at_group, mask=there, other=0.0))
     weight = tl.where(there, weight, 0.0)
-    d_scores = tl.where(there, weight * d_weight, 0.0)
+    d_scores = tl.where(there, weight * d_weight * slope_at_end, 0.0)
+    if SCORE_ENDS:
+        add_bias(d_last_bias, d_scores, g, groups, of_copy)
     if LASTS > GROUPS:  # those beyond the groups are multiplied by zeros
         d_scores = tl.broadcast_to(d_scores[:, None, :], [P, LASTS // GROUPS, GROUPS])
         d_scores = tl.reshape(d_scores, [P, LASTS])
@@ -158,20 +188,26 @@ def narrow_gradient_kernel(
     d_moved = tl.where(in_channels, d_moved, 0.0)
     target = d_values + row[:, None] * channels + c[None, :]
     tl.atomic_add(target, d_moved, mask=in_channels, sem="relaxed")
+    if POSITION_ENDS:
+        add_product(d_score, d_u, position, c, channels, s, scores, of_copy, PRECISION)
+        d_moved = times(d_u, score, s, scores, channels, c, channels, 1, d_moved, PRECISION)
+        d_moved *= slope_of_position
+        add_bias(d_shift, d_moved, c, channels, of_copy)
     column, d_columns = tl.arange(0, 16), tl.zeros([P, 16], real)
     for start in range(0, inputs, BLOCK):
         h = start + tl.arange(0, BLOCK)
         empty = tl.zeros([P, BLOCK], real)
         a = layer_of_columns(columns, first, h, inputs, PRECISION)
         a, slope_of_a = activated(a, POSITION_ACT, POSITION_SLOPE)
-        d_a = times(d_u, score, s, scores, inputs, h, inputs, 1, empty, PRECISION)
-        d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, d_a, PRECISION)
+        d_a = times(d_moved, place, c, channels, inputs, h, inputs, 1, empty, PRECISION)
+        if not POSITION_ENDS:
+            d_a = times(d_u, score, s, scores, inputs, h, inputs, 1, d_a, PRECISION)
+            add_product(d_score, d_u, a, h, inputs, s, scores, of_copy, PRECISION)
         d_a = tl.where(hit[:, None], d_a * slope_of_a, 0.0)
         if FIRST:
             add_product(d_first, columns, d_a, h, inputs, column, OF_LAYER, of_copy, PRECISION)
         if PLACES:
             d_columns = times(d_a, first, h, inputs, 1, column, OF_LAYER, inputs, d_columns, PRECISION)
-        add_product(d_score, d_u, a, h, inputs, s, scores, of_copy, PRECISION)
         add_product(d_place, d_moved, a, h, inputs, c, channels, of_copy, PRECISION)
     if PLACES:
         there = hit[:, None] & (column < 3)[None, :]
