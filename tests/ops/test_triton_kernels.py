@@ -114,14 +114,17 @@ def test_sums_of_many_points(sigma: float, device: str):
     torch.testing.assert_close(gradient, wanted)
 
 
-@pytest.mark.parametrize("form", ["padded", "csr"])
-def test_attention_of_wide_layers_in_chunks(form: str, device: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("form", "layers"), [("padded", "two"), ("csr", "two"), ("csr", "active")])
+def test_attention_of_wide_layers_in_chunks(
+    form: str, layers: str, device: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(pairs, "NARROW", 0)
     monkeypatch.setattr(pairs, "CHUNK_BYTES", 2**12)
-    given = test_vector_attention.case(form, "two", device=device)
+    given = test_vector_attention.case(form, layers, device=device)
     got = test_vector_attention.apply(*given, Where("triton", device))
     of = test_vector_attention.named(given[0], given[2])
-    of.pop("score_layers.2.bias")
+    if layers == "two":
+        of.pop("score_layers.2.bias")
     test_edge_mlp.compare(got, test_vector_attention.by_hand(*given), of)
 
 

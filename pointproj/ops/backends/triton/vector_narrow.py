@@ -25,19 +25,24 @@ from pointproj.ops.backends.triton.vector_kernels import channels_of
 
 @triton.jit
 def pairs_of(
-    keys, queries, first, score, place, shift, row, query, hit, columns, s, scores, c, channels, inputs,
+    keys, values, queries, first, score, place, shift, row, query, hit, columns,
+    s, scores, c, channels, inputs,
     POSITION_ACT: tl.constexpr, POSITION_SLOPE: tl.constexpr, ENDS: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What the scores' activation gets (P, SCORES), and the position of each pair (P, C).
+    """What the scores' activation gets (P, SCORES), and value plus position of each pair (P, C).
 
-    If an activation ENDS the position's network, with the derivative of that.
+    If an activation ENDS the position's network, also its result and its derivative.
     """
     there = hit[:, None] & (s < scores)[None, :]
     u = tl.load(queries + query[:, None] * scores + s[None, :], mask=there, other=0.0)
     u -= tl.load(keys + row[:, None] * scores + s[None, :], mask=there, other=0.0)
+    in_channels = hit[:, None] & (c < channels)[None, :]
     moved = tl.load(shift + c, mask=c < channels, other=0.0)[None, :]
     moved = tl.broadcast_to(moved, [row.shape[0], c.shape[0]])
+    value = values + row[:, None] * channels + c[None, :]
+    if not ENDS:
+        moved += tl.load(value, mask=in_channels, other=0.0)
     slope = tl.full([row.shape[0], c.shape[0]], 1.0, u.dtype)
     for start in range(0, inputs, BLOCK):
         h = start + tl.arange(0, BLOCK)
@@ -46,10 +51,12 @@ def pairs_of(
         moved = times(a, place, h, inputs, 1, c, channels, inputs, moved, PRECISION)
         if not ENDS:
             u = times(a, score, h, inputs, 1, s, scores, inputs, u, PRECISION)
+    position = moved
     if ENDS:
-        moved, slope = activated(moved, POSITION_ACT, POSITION_SLOPE)
-        u = times(moved, score, c, channels, 1, s, scores, channels, u, PRECISION)
-    return u, moved, slope
+        position, slope = activated(moved, POSITION_ACT, POSITION_SLOPE)
+        u = times(position, score, c, channels, 1, s, scores, channels, u, PRECISION)
+        moved = position + tl.load(value, mask=in_channels, other=0.0)
+    return u, moved, position, slope
 
 
 @triton.jit
@@ -98,17 +105,15 @@ def narrow_kernel(
     for step in range(0, tl.max(end - begin), STEP):
         _, row, hit = steps_at(rows, begin, end, step, references, TILE, STEP)
         columns = columns_of_places(reference_points, query_points, row, own, hit, real)
-        u, moved, _ = pairs_of(
-            keys, queries, first, score, place, shift, row, own, hit, columns, s, scores, c, channels, inputs,
-            POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
+        u, moved, _, _ = pairs_of(
+            keys, values, queries, first, score, place, shift, row, own, hit, columns,
+            s, scores, c, channels, inputs, POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
         )  # fmt: skip
         active, _ = activated(u, SCORE_ACT, SCORE_SLOPE)
         own_scores, _ = scores_of(
             active, last, last_bias, s, scores, groups, LASTS, GROUPS, SCORE_ACT, SCORE_SLOPE, SCORE_ENDS,
             PRECISION,
         )  # fmt: skip
-        there = hit[:, None] & (c < channels)[None, :]
-        moved += tl.load(values + row[:, None] * channels + c[None, :], mask=there, other=0.0)
         is_pair = tl.reshape(hit, [TILE, STEP])[:, :, None]
         own_scores = tl.where(is_pair, tl.reshape(own_scores, [TILE, STEP, GROUPS]), -float("inf"))
         larger = tl.maximum(largest, tl.max(own_scores, 1))
@@ -152,11 +157,10 @@ def narrow_gradient_kernel(
     at_grad = grad + own[:, None] * channels + c[None, :]
     in_channels = hit[:, None] & (c < channels)[None, :]
     d_weight = -tl.load(shares + at_group, mask=there, other=0.0)
-    u, position, slope_of_position = pairs_of(
-        keys, queries, first, score, place, shift, row, own, hit, columns, s, scores, c, channels, inputs,
-        POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
+    u, moved, position, slope_of_position = pairs_of(
+        keys, values, queries, first, score, place, shift, row, own, hit, columns,
+        s, scores, c, channels, inputs, POSITION_ACT, POSITION_SLOPE, POSITION_ENDS, BLOCK, PRECISION,
     )  # fmt: skip
-    moved = position + tl.load(values + row[:, None] * channels + c[None, :], mask=in_channels, other=0.0)
     upstream = tl.load(at_grad, mask=in_channels, other=0.0)
     d_weight += tl.sum(tl.reshape(upstream * moved, [P, GROUPS, DEPTH]), 2)
     active, slope = activated(u, SCORE_ACT, SCORE_SLOPE)
