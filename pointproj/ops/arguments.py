@@ -8,7 +8,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pointproj.ops.specification.reference import DEFAULT, KERNELS, Weighting, sigma_range
+from pointproj.ops.specification.reference import DEFAULT, KERNELS, SIGMA_RANGE, Weighting
 from pointproj.ops.specification.rounding import radius_in_range
 from pointproj.ops.torch_internals import wrapper_test
 
@@ -20,7 +20,8 @@ MOST_SLOTS = 2**31 - 2  # of one query: backends count them, and one more, in 32
 
 def check_cloud(name: str, points: Tensor, in_space: bool = True, nowhere: bool = False) -> None:
     """Shape and dtype of one cloud, or of a batch of them, in space, with more coordinates, or with none."""
-    _check_tensor(name, points)
+    if not isinstance(points, Tensor):
+        raise _no_tensor(name, points)
     shape = points.shape
     dims = shape[-1] if len(shape) in (2, 3) else 1
     if dims == 1 or (dims == 0 and not nowhere) or (in_space and dims > 3):
@@ -63,7 +64,8 @@ def check_features(
     features: Tensor, reference_points: Tensor, least: int = 1, name: str = "features"
 ) -> None:
     """One row of features for each reference point, with so many channels or more."""
-    _check_tensor(name, features)
+    if not isinstance(features, Tensor):
+        raise _no_tensor(name, features)
     shape, points = features.shape, reference_points.shape
     if len(shape) != len(points) or shape[0] != points[0] or shape[-2] != points[-2]:
         expected = f"shape {(*points[:-1], 'channels')}, one row for each reference point"
@@ -254,8 +256,9 @@ def check_sigma(sigma: float | Tensor, like: Tensor, dtype: torch.dtype) -> None
             )
         check_device("sigma", sigma, like)
     else:
-        _check_number("sigma", sigma, "a number or a tensor of one element")
-        _check_in_range("sigma", sigma, *sigma_range(dtype), dtype)
+        if type(sigma) is not float:
+            _check_number("sigma", sigma, "a number or a tensor of one element")
+        _check_in_range("sigma", sigma, *SIGMA_RANGE[dtype], dtype)
 
 
 def sum_dtype(features: torch.dtype, others: torch.dtype) -> torch.dtype:
@@ -271,9 +274,7 @@ def check_offsets(
     query_points: Tensor,
     reference_points: Tensor,
 ) -> None:
-    """Both or none; packed points; int tensors of one length. Values on a GPU are not read."""
-    if query_offsets is None and reference_offsets is None:
-        return
+    """Both, of packed points; int tensors of one length. Values on a GPU are not read."""
     if query_offsets is None or reference_offsets is None:
         missing = "query_offsets" if query_offsets is None else "reference_offsets"
         raise ValueError(f"ragged batches need query_offsets and reference_offsets; {missing} is missing")
@@ -331,9 +332,8 @@ def _check_number(
         raise TypeError(f"{name} must be {what}; got {type(value).__name__}{more}")
 
 
-def _check_tensor(name: str, value: object) -> None:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+def _no_tensor(name: str, value: object) -> TypeError:
+    return TypeError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
 
 
 def check_dtype(name: str, tensor: object, dtypes: Sequence[torch.dtype], kind: str) -> None:

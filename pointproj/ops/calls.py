@@ -25,7 +25,8 @@ def checked_clouds(
 ) -> Clouds:
     """The packed points of a call, after its checks."""
     arguments.check_points(query_points, reference_points, in_space)
-    arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
+    if query_offsets is not None or reference_offsets is not None:
+        arguments.check_offsets(query_offsets, reference_offsets, query_points, reference_points)
     queries, offsets, _ = pack(query_points, query_offsets)
     return Clouds(queries, offsets, *pack(reference_points, reference_offsets))
 
@@ -60,7 +61,7 @@ def choose_backend(
     search = "knn" if radius is None else "radius"
     name = choose(name, reference_points.device.type, operator or search)
     if index is None:
-        return modules[name], None
+        return getattr(modules, name), None
     if index.backend != name:
         raise ValueError(f"the index was built by backend {index.backend!r}; this call runs {name!r}")
     if index.shape != tuple(reference_points.shape) or index.dtype != reference_points.dtype:
@@ -90,7 +91,7 @@ def scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     it.
     """
     # A mode may return a tensor of another class.
-    if torch.compiler.is_compiling() or has_modes() or torch.is_inference_mode_enabled():
+    if torch.compiler.is_dynamo_compiling() or has_modes() or torch.is_inference_mode_enabled():
         return filled((), value, dtype, device)
     if device.type != "cuda":
         return _cached_scalar(value, dtype, device, 0)

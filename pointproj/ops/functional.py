@@ -272,13 +272,14 @@ def _checked_summands(
     arguments.check_features(features, reference_points)
     dtype = arguments.sum_dtype(features.dtype, reference_points.dtype)
     arguments.check_sigma(sigma, reference_points, dtype)
-    arguments.check_reference_weights(reference_weights, features)
+    if reference_weights is not None:
+        arguments.check_reference_weights(reference_weights, features)
     weighting = arguments.checked_weighting(weighting, REDUCTIONS, dtype)
     if isinstance(sigma, Tensor):
         sigma = sigma_in_range((sigma.reshape(()) if sigma.ndim else sigma).to(dtype))
     else:
         sigma = scalar(sigma, dtype, features.device)
-    values = masked_features(features, reference_weights)
+    values = features if reference_weights is None else masked_features(features, reference_weights)
     if values.ndim > 2:
         values = values.reshape(-1, values.shape[-1])
     values = as_dtype(values, dtype).contiguous()
@@ -298,7 +299,8 @@ def _unpacked(aggregated: Tensor, summands: Summands, query_points: Tensor, feat
         divides = (total != 0) & ~total.isnan()
         otherwise = torch.where(total == 0, 0.0, torch.nan)
         aggregated = torch.where(divides, summed / torch.where(divides, total, 1.0), otherwise)
-    aggregated = as_dtype(aggregated, features.dtype)
+    if aggregated.dtype != features.dtype:
+        aggregated = aggregated.to(features.dtype)
     return aggregated if features.ndim == 2 else aggregated.view(*query_points.shape[:-1], features.shape[-1])
 
 

@@ -30,17 +30,27 @@ def _key(name: str) -> Any:
     return torch._C._dispatch_key_parse(name)
 
 
-def is_observed() -> bool:
-    """Whether a mode, a transform, a tracer or a profiler must see the operators that are called."""
+def has_observers() -> bool:
+    """Whether a mode, a tracer or a transform must see the operators that are called."""
     try:
         return bool(
             torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
-            or torch.autograd._profiler_enabled()
             or torch._C._is_tracing()
+            or is_transforming(unknown=True)
+        )
+    except AttributeError:
+        return True
+
+
+def is_observed() -> bool:
+    """Whether a profiler or one of these must see them."""
+    try:
+        return bool(
+            has_observers()
+            or torch.autograd._profiler_enabled()
             # torch.autograd.grad(is_grads_batched=True), which is no transform of torch.func
             or torch._C._dispatch_tls_is_dispatch_key_included(_key("VmapMode"))
-            or is_transforming(unknown=True)
         )
     except AttributeError:
         return True

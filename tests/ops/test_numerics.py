@@ -17,7 +17,7 @@ from tests.oracle import INPUTS, Probe, assert_close, derivatives, exact, neighb
 from tests.processes import PROJECT
 
 operators = pytest.mark.parametrize("operator", ["knn", "radius"])
-LEAST_SIGMA, LARGEST_SIGMA = reference.sigma_range(torch.float32)
+LEAST_SIGMA, LARGEST_SIGMA = reference.SIGMA_RANGE[torch.float32]
 BAD = (torch.nan, torch.inf, -torch.inf)
 
 

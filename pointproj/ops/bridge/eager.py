@@ -87,8 +87,7 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     """Differentiate an operator with ``count`` outputs by a rule, however it is called.
 
     The operator has ``parameters``, the annotations of its arguments by name, and ``body(*args)``, which does
-    its work without derivatives. It gets ``direct(*args)``, which is called where nothing observes it, and
-    ``tensors_of``, which gives those of the arguments that :func:`is_unobserved` looks at.
+    its work without derivatives. It gets ``direct(*args)``, which is called where ``is_direct(args)``.
     """
     places, heads, saved, vjp, jvp = rule
     kinds = [*operator.parameters.values(), *[Tensor] * count]
@@ -142,7 +141,9 @@ def register_ways(name: str, operator: Any, count: int, rule: Rule) -> None:
     methods = {"forward": operator, "backward": backward, "jvp": along, "vmap": _vmap_of(operator, count)}
     operator.transformed = _function(name, setup_context=setup_both_ways, **methods).apply
     arguments = range(len(operator.parameters))
-    operator.tensors_of = _at([i for i in tensors if i in arguments])
+    operator.is_direct = functools.partial(
+        is_unobserved, tensors_of=_at([i for i in tensors if i in arguments])
+    )
     operator.direct, operator.full_name = direct, name
     operator.__class__ = _called_in_three_ways(type(operator))
 
@@ -173,7 +174,7 @@ def _called_in_three_ways(kind: type) -> type:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs or len(args) < len(self.parameters):
             args = _complete(self, args, kwargs)
-        if is_unobserved(args, self.tensors_of):
+        if not torch.compiler.is_dynamo_compiling() and self.is_direct(args):
             return self.direct(*args)
         if not is_transforming():
             if not torch.compiler.is_compiling():

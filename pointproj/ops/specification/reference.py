@@ -55,6 +55,12 @@ class Weighting(NamedTuple):
 
 DEFAULT = Weighting()
 
+# The least and the largest sigma: squares of the least and the inverse of the largest are normal.
+SIGMA_RANGE = {
+    dtype: (math.sqrt(torch.finfo(dtype).tiny), 1 / torch.finfo(dtype).tiny)
+    for dtype in (torch.float32, torch.float64)
+}
+
 
 def knn_search(
     query_points: Float[Tensor, "q 3"], reference_points: Float[Tensor, "n 3"], k: int
@@ -207,19 +213,13 @@ def _smallest(squared: Tensor, k: int) -> Tensor:
     return torch.where(squared[:, :k].isfinite(), order[:, :k], -1)
 
 
-def sigma_range(dtype: torch.dtype) -> tuple[float, float]:
-    """The least and the largest sigma: squares of the least and the inverse of the largest are normal."""
-    tiny = torch.finfo(dtype).tiny
-    return math.sqrt(tiny), 1 / tiny
-
-
 def sigma_in_range(sigma: Float[Tensor, ""]) -> Float[Tensor, ""]:
-    """Sigma clamped to :func:`sigma_range`; outside of it, also at 0, the gradient is 0.
+    """Sigma clamped to :data:`SIGMA_RANGE`; outside of it, also at 0, the gradient is 0.
 
     At the lower end only the nearest neighbours have a weight, all the same; at the upper end the weights of
     all neighbours are equal. Both are the limits of the formula while squared distances are normal numbers.
     """
-    return hardtanh(sigma, *sigma_range(sigma.dtype))  # clamp would do, but its backward is five kernels
+    return hardtanh(sigma, *SIGMA_RANGE[sigma.dtype])  # clamp would do, but its backward is five kernels
 
 
 def nearest_of(

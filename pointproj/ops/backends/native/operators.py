@@ -109,7 +109,7 @@ def farthest_points(points: Tensor, offsets: Tensor | None, starts: Tensor, step
 
 def _sum_arguments(clouds: Clouds, summands: Summands) -> tuple:
     features, sigma, weighting = summands
-    return *clouds, features, sigma, *weighting, _deterministic()
+    return *clouds, features, sigma, *weighting, torch.are_deterministic_algorithms_enabled()
 
 
 def _table(tables: Tables | None) -> Tensor | None:
