@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from pointproj import Neighbors, edge_mlp, knn, radius_neighbors
+from pointproj import NeighborList, Neighbors, edge_mlp, knn, radius_neighbors
 from pointproj.nn import EdgeMLP
 from tests.conftest import Where
 from tests.ops.test_attention import gradients, lists_of
@@ -264,14 +264,20 @@ def test_a_dense_batch_is_the_loop_over_clouds(form, where: Where):
         assert_close("values", got[i], edge_mlp(f[i], q[i], r[i], own, layers, backend="torch"))
 
 
-@pytest.mark.parametrize(("queries", "references", "k"), [(0, 5, 3), (4, 0, 3), (4, 5, 0)])
+def without_pairs(queries, k, device):
+    """Lists without neighbours; without k, slots that are in no list."""
+    if k is None:
+        return NeighborList(*(x.to(device) for x in (torch.zeros(1).long(), torch.full((5,), -1))), None)
+    return Neighbors(torch.full((queries, k), -1, device=device), None)
+
+
+@pytest.mark.parametrize(("queries", "references", "k"), [(0, 5, 3), (0, 5, None), (4, 0, 3), (4, 5, 0)])
 @pytest.mark.parametrize("reduce", ["mean", "max"])
 def test_no_neighbors_give_zeros(queries, references, k, reduce, where: Where):
     inputs = [
         torch.rand(n, c, device=where.device) for n, c in ((references, 5), (queries, 3), (references, 3))
     ]
-    indices = torch.full((queries, k), -1, device=where.device)
-    lists = Neighbors(indices, indices.float())
+    lists = without_pairs(queries, k, where.device)
     for modules in ([nn.Linear(8, 4)], [nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 4)]):
         layers = nn.Sequential(*modules).to(where.device)
         got = edge_mlp(*inputs, lists, layers, reduce=reduce, backend=where.backend)

@@ -10,7 +10,7 @@ from pointproj import Neighbors, radius_neighbors, vector_attend
 from tests.conftest import Where
 from tests.ops.test_attention import case as attention_case
 from tests.ops.test_attention import lists_of
-from tests.ops.test_edge_mlp import compare
+from tests.ops.test_edge_mlp import compare, without_pairs
 from tests.oracle import assert_close
 
 pytestmark = [pytest.mark.operators("vector_attend"), pytest.mark.usefixtures("few_pairs_at_once")]
@@ -154,12 +154,14 @@ def _two():
     return dict(zip(("position_layers", "score_layers"), LAYERS["two"], strict=True))
 
 
-@pytest.mark.parametrize(("queries", "references", "k"), [(0, 5, 3), (4, 0, 3), (4, 5, 0), (4, 5, 2)])
+@pytest.mark.parametrize(
+    ("queries", "references", "k"), [(0, 5, 3), (0, 5, None), (4, 0, 3), (4, 5, 0), (4, 5, 2)]
+)
 def test_no_neighbors_give_zeros(queries, references, k, where: Where):
     sizes = [(n, c) for c in (6, 3) for n in (queries, references)]
     q, r, places, points = (torch.rand(*size, device=where.device, requires_grad=True) for size in sizes)
     layers = {n: nn.Sequential(*part).to(where.device, torch.float32) for n, part in _two().items()}
-    lists = Neighbors(torch.full((queries, k), -1, device=where.device), None)
+    lists = without_pairs(queries, k, where.device)
     got = vector_attend(q, r, r, places, points, lists, groups=2, **layers, backend=where.backend)
     assert got.shape == (queries, 6)
     assert not got.any()

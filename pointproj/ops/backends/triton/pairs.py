@@ -64,7 +64,9 @@ def lists(inputs: dict[str, Any], backward: bool) -> Lists:
     points = [in_space(inputs[name]) for name in ("query_points", "reference_points")]
     k, others = (rows.shape[1], rows) if splits is None else (1, splits)
     items = rows.shape[0] if splits is None or backward else splits.shape[0] - 1
-    if backward and splits is not None:
+    if not inputs["query_points"].shape[0]:
+        items = 0  # slots without a query are in no list
+    elif backward and splits is not None:
         others = queries_of(splits, rows.shape[0])
     references = inputs["reference_points"].shape[0]
     return Lists(rows, others, *points, items, references, k, splits is None)
