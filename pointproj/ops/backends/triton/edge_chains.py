@@ -124,14 +124,16 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
         return plain.EDGE_MLP.backward(grads, needs, saved)
     of, shared, constants = _prepared(inputs, backward=True)
     real, dims = inputs["weight_1"], inputs["query_points"].shape[1]
-    made = {}
+    made = dict.fromkeys(ROWS, real.new_empty(0))
     for name in ROWS:
         shape = (len(inputs[name]), 3) if name.endswith("points") else inputs[name].shape
-        made[name] = real.new_zeros(shape if needs[name] and inputs[name].numel() else (0,))
+        if needs[name] and inputs[name].numel():
+            made[name] = real.new_zeros(shape)
+    places = inputs["bias_1"].numel() > 0
     flags = [made[name].numel() > 0 for name in ROWS]
-    flags += [inputs["bias_1"].numel() > 0 and (needs["weight_1"] or needs["bias_1"])]
+    flags += [places and (needs["weight_1"] or needs["bias_1"])]
     names = [name for layer in CHAIN for name in layer]
-    shapes = [(OF_LAYER.value, len(real)), *(tuple(inputs[name].shape) for name in names)]
+    shapes = [(OF_LAYER.value * places, len(real)), *(tuple(inputs[name].shape) for name in names)]
     of_copy, layers = pairs.copies_of(shapes, real)
     if of.items and of.k:
         launch(
@@ -140,7 +142,7 @@ def _backward(grads: Tensors, needs: dict[str, bool], saved: Saved) -> OptionalT
             FLAGS=sum(1 << place for place, flag in enumerate(flags) if flag), **constants,
         )  # fmt: skip
     columns, *layers = pairs.sums_of_copies(layers, shapes)
-    made |= {"weight_1": weight_of_places(columns, inputs), "bias_1": columns[-1]}
+    made |= {"weight_1": weight_of_places(columns, inputs), "bias_1": columns[-1:].flatten()}
     made |= dict(zip(names, layers, strict=True))
 
     def finished(name: str) -> Tensor | None:

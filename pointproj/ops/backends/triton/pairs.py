@@ -73,8 +73,8 @@ def lists(inputs: dict[str, Any], backward: bool) -> Lists:
 
 
 def in_space(points: Tensor) -> Tensor:
-    """Points with three coordinates, or fewer, with three."""
-    return points if points.shape[1] == 3 else pad(points, (0, 3 - points.shape[1]))
+    """Points with three coordinates, or fewer, with three; with none, as they are."""
+    return points if points.shape[1] in (0, 3) else pad(points, (0, 3 - points.shape[1]))
 
 
 def launch_options(kind: str, of: Lists, backward: bool) -> dict[str, int]:
