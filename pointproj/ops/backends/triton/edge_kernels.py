@@ -18,15 +18,15 @@ def lists_from(query, exists, row_splits, k, PADDED: tl.constexpr):
 
 @triton.jit
 def row_at(rows, begin, length, step, references):
-    """The row in a slot of each query, of 32 bits for short addresses, and whether it is one."""
+    """The row in a slot of each query, and whether it is one."""
     row = tl.load(rows + begin + step, mask=step < length, other=-1)
-    return row.to(tl.uint32), (row >= 0) & (row < references)
+    return row, (row >= 0) & (row < references)
 
 
 @triton.jit
 def begin_of(row, channels):
     """Where rows of a matrix begin: a product of 32 bits each."""
-    return (row.to(tl.int64) * tl.cast(channels, tl.uint32).to(tl.int64))[:, None]
+    return (row.to(tl.uint32).to(tl.int64) * tl.cast(channels, tl.uint32).to(tl.int64))[:, None]
 
 
 @triton.jit

@@ -21,7 +21,8 @@ from pointproj.ops.bridge.triton_op import INTERPRETED, cdiv, launch, runs_kerne
 from pointproj.ops.specification.clouds import finite_rows
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-MOST_CHANNELS = 128  # products of more are for a library
+# Products of more are for a library; exact ones, which have no tensor cores, would not fit the registers.
+MOST_CHANNELS, MOST_EXACT = 128, 32
 LAUNCH = {"TILE": 64, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 264  # of the backward: two for each multiprocessor of an H200
 DIFFERENTIABLE = ("rows", "weight", "bias", "places", "of_places")
@@ -45,16 +46,18 @@ def linear_of_rows(
     sizes = rows.shape[1], weight.shape[0]
     if places is None:
         places, of_places = rows.new_empty(rows.shape[0], 0), rows.new_empty(weight.shape[0], 0)
-    if places.shape[1] not in (0, 3) or max(sizes) > MOST_CHANNELS or not _fits(rows, *map(width_of, sizes)):
+    if places.shape[1] not in (0, 3) or not _serves(rows, *map(width_of, sizes)):
         return None
     bias, counts = (rows.new_empty(0) if given is None else given for given in (bias, counts))
     return _linear(*(t.contiguous() for t in (rows, weight, bias, places, of_places, counts)))
 
 
-def _fits(rows: Tensor, width: int, other: int) -> bool:
+def _serves(rows: Tensor, width: int, other: int) -> bool:
     """Whether a layer and two tiles of rows of both widths fit the shared memory of a multiprocessor."""
+    is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() == "ieee")
     numbers = width * other + 2 * LAUNCH["TILE"] * (width + other)
-    return numbers * rows.element_size() <= shared_memory(rows)
+    fits = numbers * rows.element_size() <= shared_memory(rows)
+    return fits and max(width, other) <= (MOST_EXACT if is_exact else MOST_CHANNELS)
 
 
 def _outputs(*args: Any) -> tuple:
