@@ -152,7 +152,7 @@ def test_gelu_in_single_precision(reduce: str, device: str):
 
 def test_layers_of_more_than_128_channels_in_tf32(device: str, monkeypatch: pytest.MonkeyPatch):
     """Results and gradients by their norms: TF32 has ten bits."""
-    monkeypatch.setattr(pairs, "precision", lambda: "tf32")
+    monkeypatch.setattr(pairs, "precision", lambda width: "tf32")
     options = {"widths": [20, 40, 140], "reduce": "sum", "ends": True, "device": device}
     inputs, *others = test_edge_mlp.case("edge-convolution", dtype=torch.float32, **options)
     single = test_edge_mlp.apply(inputs, *others, Where("triton", device))

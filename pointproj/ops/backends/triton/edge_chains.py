@@ -42,7 +42,7 @@ from pointproj.ops.bridge.triton_op import cdiv, launch, runs_kernels
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
 MOST_PRODUCTS = 2  # more take longer than chunks of torch, as an H200 says
-WIDE = 128  # channels of a tile; beyond, twice as many threads have it, and only TF32 fits shared memory
+WIDE = 128  # channels of a tile; beyond, twice as many threads have it, and only the last layer in TF32 fits
 ROWS = ("reference_points", "hidden", "query_points", "of_queries", "weights", "factors")
 CHAIN = plain.LAYERS[1 : 1 + MOST_PRODUCTS]
 
@@ -60,7 +60,7 @@ def _is_served(inputs: dict[str, Any]) -> bool:
     if not 0 < len(counts) <= MOST_PRODUCTS:
         return False
     widths = [pairs.width_of(count) for count in counts]
-    if max(widths) > WIDE and pairs.precision() != "tf32":
+    if max(widths[:-1], default=0) > WIDE or (widths[-1] > WIDE and pairs.precision(widths[-1]) != "tf32"):
         return False
     sizes = [inner * outer for inner, outer in itertools.pairwise(widths)]
     fits = pairs.fits(inputs["weight_2"], max(widths), sum(sizes))
@@ -88,7 +88,7 @@ def _prepared(inputs: dict[str, Any], backward: bool) -> tuple:
         "ENDS": inputs["active_at_end"],
         "LARGEST": inputs["largest"],
         "PRODUCTS": len(counts),
-        "PRECISION": pairs.precision(),
+        "PRECISION": pairs.precision(max(widths)),
         "N2": widths[0],
         "LAST": widths[-1],
     }

@@ -51,7 +51,8 @@ def _is_served(inputs: dict[str, Any]) -> bool:
     width = pairs.power_of_two(groups) * pairs.power_of_two(channels // groups)
     width = max(pairs.width_of(inputs["score_weight_1"].shape[0]), width)
     fewer = not any(inputs[f"{part}_weight_3"].numel() for part in plain.NETWORKS)
-    return fewer and inputs["query_points"].shape[1] <= 3 and pairs.fits(inputs["queries"], width)
+    fits = pairs.fits(inputs["queries"], min(width, pairs.NARROW)) and width <= pairs.MOST_CHANNELS
+    return fits and fewer and inputs["query_points"].shape[1] <= 3
 
 
 def _ends(inputs: dict[str, Any], part: str) -> bool:
@@ -119,7 +120,7 @@ def _prepared(inputs: dict[str, Any], merged: _Merged, backward: bool) -> tuple:
         "DEPTH": depth,
         "EXACT": (columns, depth) == (groups, sizes.depth),
         "LASTS": max(16, columns),
-        "PRECISION": pairs.precision(),
+        "PRECISION": pairs.precision(max(sizes.inputs, sizes.scores, columns * depth)),
     }
     scores, ends = pairs.width_of(sizes.scores), [_ends(inputs, part) for part in plain.NETWORKS]
     narrow = max(scores, columns * depth) <= pairs.NARROW
