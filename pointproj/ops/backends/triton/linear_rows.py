@@ -56,7 +56,7 @@ def _serves(rows: Tensor, width: int, other: int) -> bool:
     """Whether a layer and two tiles of rows of both widths fit the shared memory of a multiprocessor."""
     is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() == "ieee")
     numbers = width * other + 2 * LAUNCH["TILE"] * (width + other)
-    fits = numbers * rows.element_size() <= shared_memory(rows)
+    fits = numbers * max(4, rows.element_size()) <= shared_memory(rows)
     return fits and max(width, other) <= (MOST_EXACT if is_exact else MOST_CHANNELS)
 
 
