@@ -145,7 +145,7 @@ struct SearchPostponed {
   static constexpr int kLanes = List::kLanes;
   // Registers are few so that a GPU holds more of them at once: most of the time they wait for memory.
   static constexpr bool kIsLong = sizeof(List) > sizeof(WarpBlocks<Real, 2>) && Search::kLevels == Levels::kOne;
-  static constexpr int kBlocks = sizeof(Real) == 8 ? 1 : kLanes == 1 ? 6 : kIsLong ? 2 : 3;
+  static constexpr int kBlocks = sizeof(Real) == 8 ? 1 : kLanes == 1 ? 4 : kIsLong ? 2 : 3;
 
   Search search;
   Postponed again;

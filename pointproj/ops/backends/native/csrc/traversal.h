@@ -181,7 +181,7 @@ struct ShellTraversal {
     if (squared < Real(0)) {
       *last = *first - 1;
     } else if (squared < kLargest<Real>) {
-      const Real far = sqrt(squared) + grid.slack;
+      const Real far = quick_sqrt(squared) + grid.slack;
       *first = greater(*first, grid.along(q[axis] - far, axis));
       *last = lesser(*last, grid.along(q[axis] + far, axis));
     }
