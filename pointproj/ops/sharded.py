@@ -312,7 +312,7 @@ def _replicated(group: ProcessGroup | None, *values: float | Tensor) -> list[flo
 
 
 def _selected(tensor: Tensor, rows: Tensor) -> Tensor:
-    """``tensor[rows]``; for rows of 16 bytes and more, its kernel on a GPU takes 6 times as long."""
+    """``tensor[rows]``, for which torch starts a block of a GPU for each row."""
     return tensor.gather(0, rows.unsqueeze(1).expand(-1, tensor.shape[1]))
 
 

@@ -6,6 +6,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kMostBuildBlocks = 2048;  // of a GPU: as many partial sums of a scan
+constexpr int kPartialSums = kOnGpu ? kMostBuildBlocks : 6;  // also of samples: two sets along three axes
 
 struct Slot {
   int at;
@@ -27,7 +28,7 @@ struct CountingSort {
   int rows, slots;
   int* occupancy;  // (slots,), zero before
   int* place;      // (rows, 2): the slot of each row, and its rank there
-  int* partial;    // (most blocks,): sums of a scan
+  int* partial;    // (kPartialSums,)
 
   // Ranks rows in their slots. Calls crossing(slot) where a slot gets its `limit`-th row.
   template <class Machine, class SlotOf, class Crossing>

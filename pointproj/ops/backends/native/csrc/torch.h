@@ -97,7 +97,7 @@ struct SortBuffers {
 
   SortBuffers(int64_t rows, int64_t slots, const Tensor& like, int64_t others = 0)
       : rows(static_cast<int>(rows)), slots(static_cast<int>(slots)), others(others),
-        words(empty_ints({others + 2 * rows + slots + (kOnGpu ? kMostBuildBlocks : 0)}, like)) {}
+        words(empty_ints({others + 2 * rows + slots + kPartialSums}, like)) {}
   CountingSort view() const {
     int *const place = data<int>(words) + others, *const occupancy = place + 2 * int64_t(rows);
     return {rows, slots, occupancy, place, occupancy + slots};
