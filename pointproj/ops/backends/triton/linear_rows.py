@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from pointproj.ops.backends.triton.arithmetic import load_points
-from pointproj.ops.backends.triton.pairs import precision, shared_memory, width_of
+from pointproj.ops.backends.triton.pairs import EXACT, precision, shared_memory, width_of
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import INTERPRETED, cdiv, launch, runs_kernels, triton_op
 from pointproj.ops.specification.clouds import finite_rows
 from pointproj.ops.specification.records import OptionalTensors, Saved, Tensors
 
-# Products of more are for a library; exact ones, which have no tensor cores, would not fit the registers.
+# Products of more are for a library; exact ones, which are three of TF32, would not fit the registers.
 MOST_CHANNELS, MOST_EXACT = 128, 32
 LAUNCH = {"TILE": 64, "num_warps": 4, "num_stages": 2}
 PROGRAMS = 264  # of the backward: two for each multiprocessor of an H200
@@ -54,7 +54,7 @@ def linear_of_rows(
 
 def _serves(rows: Tensor, width: int, other: int) -> bool:
     """Whether a layer and two tiles of rows of both widths fit the shared memory of a multiprocessor."""
-    is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() == "ieee")
+    is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() == EXACT)
     numbers = width * other + 2 * LAUNCH["TILE"] * (width + other)
     fits = numbers * max(4, rows.element_size()) <= shared_memory(rows)
     return fits and max(width, other) <= (MOST_EXACT if is_exact else MOST_CHANNELS)
