@@ -10,6 +10,7 @@
 namespace pointproj::POINTPROJ_DEVICE {
 
 constexpr int kDenseCell = 256;  // points; a cell with so many is subdivided
+constexpr int kCrowdedCell = 1024, kDenseBesideCrowded = 64;  // or with so few, in a set with a cell of so many
 constexpr int kAxisBits = 10;    // into less than 2^kAxisBits sub-cells along an axis
 constexpr int kAxisMask = (1 << kAxisBits) - 1;
 
@@ -20,7 +21,7 @@ struct CellListSizes {
 
   POINTPROJ_EVERYWHERE Number cells() const { return density * rows / 2 + clouds; }
   POINTPROJ_EVERYWHERE Number dense_cells() const { return dense_cells_of(rows); }
-  POINTPROJ_EVERYWHERE static Number dense_cells_of(const Number& rows) { return rows / kDenseCell + 2; }
+  POINTPROJ_EVERYWHERE static Number dense_cells_of(const Number& rows) { return rows / kDenseBesideCrowded + 2; }
   POINTPROJ_EVERYWHERE Number subcells() const { return cells() + rows; }
 };
 

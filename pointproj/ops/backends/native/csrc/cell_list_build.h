@@ -58,6 +58,7 @@ struct BuildCellList {
   int* extent;        // (dense cells, 6)
   int* dense_cells;   // (dense cells,)
   int* dense_count;   // ()
+  int* largest;       // (): points of the largest cell that may be dense
   Build build;
 
   static int parts_of(int64_t rows, int64_t clouds) {
@@ -69,7 +70,9 @@ struct BuildCellList {
 
   // The slot of points that are not finite.
   POINTPROJ_FN int last_slot() const { return static_cast<int>(sizes.subcells()); }
-  POINTPROJ_FN bool is_dense(int cell) const { return sort.occupancy[cell] >= kDenseCell; }
+  POINTPROJ_FN bool is_dense(int cell) const {
+    return sort.occupancy[cell] >= (*largest >= kCrowdedCell ? kDenseBesideCrowded : kDenseCell);
+  }
   POINTPROJ_FN int cell_of(int row) const { return sort.place[2 * static_cast<int64_t>(row)]; }
 
   template <class Machine>
@@ -83,7 +86,7 @@ struct BuildCellList {
     machine.barrier();
     count(machine);
     CountingSort chosen = sort;
-    if (*dense_count > 0) {
+    if (*dense_count > 0 && find_largest(machine) >= kDenseCell) {
       subdivide(machine);
       chosen.occupancy = suboccupancy;
     }
@@ -104,7 +107,7 @@ struct BuildCellList {
         cells.subgrids[6 * i + j] = 0;  // unused ones too are the same for the same points
       }
       if (i == 0) {
-        *dense_count = 0;
+        *dense_count = *largest = 0;
         cells.start[0] = 0;
       }
     });
@@ -243,7 +246,7 @@ struct BuildCellList {
           if (!is_finite(p)) return {last_slot(), true};
           return {cloud_grid(cells, batch.cloud_of(row)).cell_at(p), true};
         },
-        kDenseCell,
+        kDenseBesideCrowded,
         [&](int cell) {
           if (cell == last_slot()) return;
           const int dense = machine.fetch_add(dense_count, 1);
@@ -253,13 +256,25 @@ struct BuildCellList {
   }
 
   template <class Machine>
+  POINTPROJ_FN int find_largest(Machine& machine) const {
+    machine.each(*dense_count, [&](int dense) {
+      const int points = sort.occupancy[dense_cells[dense]];
+      if (points > *largest) machine.fetch_max(largest, points);
+    });
+    machine.barrier();
+    return *largest;
+  }
+
+  template <class Machine>
   POINTPROJ_FN void subdivide(Machine& machine) const {
     const int all_cells = static_cast<int>(sizes.cells());
     machine.each(last_slot() + 1, [&](int i) { suboccupancy[i] = 0; });
     machine.each(all_cells, [&](int i) { extra[i] = 0; });
     sample(machine);
     machine.barrier();
-    machine.each(*dense_count, [&](int dense) { choose_subgrid(dense); });
+    machine.each(*dense_count, [&](int dense) {
+      if (is_dense(dense_cells[dense])) choose_subgrid(dense);
+    });
     machine.barrier();
     machine.scan(extra, all_cells, sort.partial, [&](int64_t cell, int sum) { cells.shift[cell + 1] = sum; });
     machine.barrier();

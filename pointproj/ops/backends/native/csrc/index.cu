@@ -102,7 +102,7 @@ Tensor make_cell_list(const PointSet& set, const Device& device, const Build& bu
   const Tensor table = empty_ints({sizes_of(set).cell_list().words()}, points);
   const int parts = BuildCellList<float>::parts_of(batch.rows, batch.clouds);
   const int64_t boxes = 6 * int64_t(batch.clouds) * parts * (points.element_size() / 4);
-  const SortBuffers buffers(batch.rows, slots, points, (boxes + slots + sizes.cells() + 7 * dense + 2) / 2 * 2);
+  const SortBuffers buffers(batch.rows, slots, points, (boxes + slots + sizes.cells() + 7 * dense + 3) / 2 * 2);
   int* next = data<int>(buffers.words);
   const auto take = [&](int64_t count) { return (next += count) - count; };
   for_positions(points, [&](auto real) {
@@ -111,7 +111,7 @@ Tensor make_cell_list(const PointSet& set, const Device& device, const Build& bu
     clear_rest(cells.points, batch.rows, data<int>(table) + table.numel());
     device.build(BuildCellList<Real>{data<const Real>(points), batch, sizes, cells, buffers.view(),
                                      reinterpret_cast<Box<Real>*>(take(boxes)), parts, take(slots),
-                                     take(sizes.cells()), take(6 * dense), take(dense), take(1), build},
+                                     take(sizes.cells()), take(6 * dense), take(dense), take(1), take(1), build},
                  slots);
   });
   return table;
