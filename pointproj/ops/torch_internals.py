@@ -30,24 +30,24 @@ def _key(name: str) -> Any:
     return torch._C._dispatch_key_parse(name)
 
 
-def has_observers() -> bool:
-    """Whether a mode, a tracer or a transform must see the operators that are called."""
+def is_unseen(_: Sequence[Any] = ()) -> bool:
+    """Whether no mode, tracer or transform must see the operators that are called, with any arguments."""
     try:
-        return bool(
+        return not (
             torch._C._len_torch_dispatch_stack()
             or torch._C._len_torch_function_stack()
             or torch._C._is_tracing()
             or is_transforming(unknown=True)
         )
     except AttributeError:
-        return True
+        return False
 
 
 def is_observed() -> bool:
-    """Whether a profiler or one of these must see them."""
+    """Whether one of these or a profiler must see them."""
     try:
         return bool(
-            has_observers()
+            not is_unseen()
             or torch.autograd._profiler_enabled()
             # torch.autograd.grad(is_grads_batched=True), which is no transform of torch.func
             or torch._C._dispatch_tls_is_dispatch_key_included(_key("VmapMode"))

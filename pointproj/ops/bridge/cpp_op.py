@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pointproj.ops.bridge.open_numbers import is_float
 from pointproj.ops.bridge.torch_op import Spec, signed, torch_op
-from pointproj.ops.torch_internals import below_autograd, builtin_of, has_observers
+from pointproj.ops.torch_internals import below_autograd, builtin_of, is_unseen
 
 ANNOTATIONS = {
     "Tensor": Tensor,
@@ -86,5 +86,5 @@ def cpp_op(
     if differentiable and hasattr(library, "define_recorded"):
         library.define_recorded(schema.name, [[*arguments].index(n) for n in differentiable])
         made.direct = builtin_of(getattr(library, f"{name}_recorded").default)
-        made.is_direct = lambda _: not has_observers()  # C++ looks at the arguments
+        made.is_direct = is_unseen  # C++ looks at the arguments
     return made

@@ -20,13 +20,15 @@ namespace pointproj::POINTPROJ_DEVICE {
 constexpr int kBuildThreads = 512, kBuildWarps = kBuildThreads / 32;
 constexpr int kCountedInBlocks = 1 << 18;  // rows: beyond, threads of a block count those of a cell together
 
-// All threads of one cooperative launch. Loops are divided among them. A barrier comes before a loop that needs results
-// of another.
+constexpr int kOfOneBlock = 4 * kBuildThreads;  // a loop: an ordinary launch takes less of the host's time
+
+// All threads of one launch, which is cooperative unless it has one block. Loops are divided among them. A barrier comes
+// before a loop that needs results of another.
 struct AllThreads {
   cooperative_groups::grid_group all = cooperative_groups::this_grid();
   Shared<32, float>* shared;
 
-  POINTPROJ_FN void barrier() const { all.sync(); }
+  POINTPROJ_FN void barrier() const { gridDim.x == 1 ? __syncthreads() : all.sync(); }
   POINTPROJ_FN int fetch_add(int* to, int value) const { return atomicAdd(to, value); }
   POINTPROJ_FN void fetch_max(int* to, int value) const { atomicMax(to, value); }
   POINTPROJ_FN unsigned thread() const { return blockIdx.x * kBuildThreads + threadIdx.x; }
@@ -216,11 +218,14 @@ struct Device {
   }
   template <class Task>
   void build(const Task& task, int64_t largest_loop) const {
+    void* arguments[] = {const_cast<Task*>(&task)};
+    const auto kernel = reinterpret_cast<const void*>(build_kernel<Task>);
+    if (largest_loop <= kOfOneBlock) {
+      return check(cudaLaunchKernel(kernel, 1, kBuildThreads, arguments, 0, stream));
+    }
     const int64_t wanted = (largest_loop + kBuildThreads - 1) / kBuildThreads;
     const int blocks = static_cast<int>(greater(int64_t(1), lesser(wanted, int64_t(most_build_blocks<Task>()))));
-    void* arguments[] = {const_cast<Task*>(&task)};
-    check(cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(build_kernel<Task>), blocks, kBuildThreads,
-                                      arguments, 0, stream));
+    check(cudaLaunchCooperativeKernel(kernel, blocks, kBuildThreads, arguments, 0, stream));
   }
   template <class Task>
   void each(const Task& task, int64_t items) const {
