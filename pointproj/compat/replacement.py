@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 
 class CannotReplace(ValueError):  # noqa: N818 - says why
@@ -46,6 +47,7 @@ def replace_layers(
         if not name:
             raise ValueError(f"expected a model that contains a {type(layer).__name__}, got the layer itself")
         try:
+            _check(layer)
             made = make(layer).train(layer.training)
         except CannotReplace as reason:
             left[name] = str(reason)
@@ -57,3 +59,14 @@ def replace_layers(
         kinds = ", ".join(kind.__name__ for kind in makers)
         raise ValueError(f"expected a model with some of {kinds}; got a {type(model).__name__} without")
     return Replacement(replaced, left)
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _check(layer: nn.Module) -> None:
+    """CannotReplace for a layer whose parameters are not there yet, or which calls what another would not."""
+    if any(map(is_lazy, layer.parameters())):
+        raise CannotReplace("its parameters have no shape before its first call: call it once")
+    if any(getattr(module, hooks) for module in layer.modules() for hooks in HOOKS):
+        raise CannotReplace("it has hooks, which would not be called: replace it, then register them")

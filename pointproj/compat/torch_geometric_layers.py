@@ -20,8 +20,17 @@ from torch import Tensor, nn
 
 from pointproj.compat.edges import boundaries, knn_rows
 from pointproj.compat.replacement import CannotReplace, Replacement, replace_layers
+from pointproj.ops.arguments import is_readable
 from pointproj.ops.edge_mlp import edge_mlp
-from pointproj.ops.layers import SLOPE, Activation, Network, activation_of, checked_layers, with_bias
+from pointproj.ops.layers import (
+    SLOPE,
+    Activation,
+    Network,
+    activation_of,
+    checked_layers,
+    layer_of,
+    with_bias,
+)
 from pointproj.ops.neighbor_lists import NeighborList, Neighbors
 from pointproj.ops.vector_attention import vector_attend
 
@@ -58,12 +67,22 @@ class _Convolution(nn.Module):
             raise CannotReplace("it has hooks of messages")
         self.sources_first = layer.flow == "source_to_target"
         for network in networks:
+            first = next(network.parameters(), None) if isinstance(network, nn.Module) else None
+            if first is None:
+                raise CannotReplace(f"expected a network with parameters; it is {network}")
             try:
-                layers_of(network, next(network.parameters()))
-            except (AttributeError, StopIteration, TypeError, ValueError) as reason:
+                layers_of(network, first)
+            except (TypeError, ValueError) as reason:
                 raise CannotReplace(f"its network cannot run on pairs: {reason}") from None
 
-    def listed(self, edges: Tensor, queries: int, loops: int = 0) -> NeighborList | Neighbors:
+    def reset_parameters(self) -> None:
+        """Draw the parameters of all networks anew, as the library does."""
+        from torch_geometric.nn.inits import reset
+
+        for child in self.children():
+            reset(child)
+
+    def listed(self, edges: Tensor, queries: int, sources: int, loops: int = 0) -> NeighborList | Neighbors:
         """The edges as the neighbours of each query, :func:`padded` unless compiled or captured: that waits.
 
         With ``loops``, edges of a point to itself are none, but one for each of the first points.
@@ -71,6 +90,12 @@ class _Convolution(nn.Module):
         if not isinstance(edges, Tensor) or edges.layout != torch.strided:
             raise TypeError(f"expected edge_index as a dense (2, E) tensor; got {type(edges).__name__}")
         rows, targets = edges if self.sources_first else edges.flip(0)
+        for name, given, count in (("sources", rows, sources), ("targets", targets, queries)):
+            if given.numel() and is_readable(given) and (given.min() < 0 or given.max() >= count):
+                raise IndexError(
+                    f"edge_index must have {name} from 0 to {count - 1}; got {int(given.min())} to "
+                    f"{int(given.max())}"
+                )
         own = torch.arange(queries, device=edges.device, dtype=edges.dtype)
         if not torch.compiler.is_compiling() and not (
             rows.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -102,7 +127,7 @@ class EdgeConv(_Convolution):
         x = pair_of(x)
         if x[0].ndim == 3:  # several sets of features on one graph
             return torch.stack([self(own, edge_index) for own in zip(*x, strict=True)])
-        return self._aggregated(x, self.listed(edge_index, len(x[1])))
+        return self._aggregated(x, self.listed(edge_index, len(x[1]), len(x[0])))
 
     def _aggregated(self, x: tuple[Tensor, Tensor], lists: NeighborList | Neighbors) -> Tensor:
         # W [x_i, x_j - x_i] = W_d x_j + (W_x - W_d) x_i, without positions.
@@ -144,15 +169,15 @@ class PointNetConv(_Convolution):
     ) -> Float[Tensor, "m channels"]:
         """(M, out) from (N, F) features or None, (N, D) and (M, D) positions, and the (2, E) edges."""
         x = x[0] if isinstance(x, tuple) else x
-        sources, targets = pair_of(pos)
+        x = pair_of(pos)[0][:, :0] if x is None else x
+        sources, targets = map(searchable, pair_of(pos))
         loops = min(len(sources), len(targets)) if self.add_self_loops else 0
-        lists = self.listed(edge_index, len(targets), loops)
-        network = layers_of(self.local_nn, sources if x is None else x)
-        x, of_targets = sources[:, :0] if x is None else x, None
+        lists = self.listed(edge_index, len(targets), len(sources), loops)
+        network, of_targets = layers_of(self.local_nn, x), None
         if sources.shape[1] not in (2, 3):  # by products with the positions of each side
             ((weight, bias), *others), activation = network
             network = Network([(torch.cat([weight, -weight[:, x.shape[1] :]], 1), bias), *others], activation)
-            x, of_targets = torch.cat([x, sources], 1), targets
+            x, of_targets = torch.cat([x, sources.to(x.dtype)], 1), targets
             sources, targets = sources[:, :0], targets[:, :0]
         out = edge_mlp(x, targets, sources, lists, network, query_features=of_targets, reduce=self.reduce)
         return out if self.global_nn is None else self.global_nn(out)
@@ -165,7 +190,7 @@ class PointTransformerConv(_Convolution):
         super().__init__(layer, layer.pos_nn, *([] if layer.attn_nn is None else [layer.attn_nn]))
         if self.reduce != "sum":
             raise CannotReplace(f"expected aggr add or sum; it is {layer.aggr}")
-        dims = next(layer.pos_nn.parameters()).shape[1]
+        dims = layers_of(layer.pos_nn, next(layer.pos_nn.parameters())).layers[0][0].shape[1]
         if dims not in (2, 3):
             raise CannotReplace(f"expected positions of 2 or 3 coordinates; its pos_nn takes {dims}")
         self.pos_nn, self.attn_nn = layer.pos_nn, layer.attn_nn
@@ -174,7 +199,7 @@ class PointTransformerConv(_Convolution):
 
     def forward(self, x: Both, pos: Both, edge_index: Edges) -> Float[Tensor, "m channels"]:
         """(M, out) from (N, F) and (M, F) features, or (N, F) of both, positions likewise, and the edges."""
-        (of_sources, of_targets), (sources, targets) = pair_of(x), pair_of(pos)
+        (of_sources, of_targets), (sources, targets) = pair_of(x), map(searchable, pair_of(pos))
         loops = min(len(sources), len(targets)) if self.add_self_loops else 0
         keys, values = self.lin_src(of_sources), self.lin(of_sources)
         if self.attn_nn is None:
@@ -188,8 +213,8 @@ class PointTransformerConv(_Convolution):
             values,
             -targets,  # its relative position is target minus source
             -sources,
-            self.listed(edge_index, len(targets), loops),
-            groups=keys.shape[1],
+            self.listed(edge_index, len(targets), len(sources), loops),
+            groups=len(score.layers[-1][0]),
             position_layers=layers_of(self.pos_nn, keys),
             score_layers=score,
         )
@@ -198,6 +223,11 @@ class PointTransformerConv(_Convolution):
 def pair_of(given: Both) -> tuple[Tensor, Tensor]:
     """Tensors of sources and targets, from both or from one that is of both."""
     return (given, given) if isinstance(given, Tensor) else given
+
+
+def searchable(points: Float[Tensor, "n dims"]) -> Float[Tensor, "n dims"]:
+    """Positions in a dtype that the operators take."""
+    return points.to(torch.promote_types(points.dtype, torch.float32))
 
 
 def sorted_list(rows: Tensor, targets: Tensor, queries: int, sorts: bool) -> NeighborList:
@@ -236,7 +266,7 @@ def layers_of(network: nn.Module, like: Tensor) -> Network:
     TypeError or ValueError for a network that :func:`pointproj.edge_mlp` does not take.
     """
     if type(network).__name__ == "Linear":
-        return checked_layers("nn", Network([with_bias(network.weight, network.bias)], PLAIN), "", like)
+        return checked_layers("nn", Network([layer_of(network)], PLAIN), "", like)
     if type(network).__name__ != "MLP" or not hasattr(network, "lins"):
         if not isinstance(network, nn.Sequential):
             raise TypeError(
@@ -249,5 +279,5 @@ def layers_of(network: nn.Module, like: Tensor) -> Network:
         raise ValueError("its dropout needs all pairs")
     if (found := activation_of(network.act)) is None:
         raise ValueError(f"expected another activation; it is {network.act}")
-    layers = [with_bias(layer.weight, layer.bias) for layer in network.lins]
+    layers = [layer_of(layer) for layer in network.lins]
     return checked_layers("nn", Network(layers, Activation(*found, not network.plain_last)), "", like)

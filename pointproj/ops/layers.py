@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from pointproj.ops.arguments import (
     FEATURES,
@@ -82,20 +83,36 @@ def _parts(name: str, layers: Layers, activation: str) -> tuple[list[Any], Activ
 
 
 SLOPE = 0.01  # of torch.nn.LeakyReLU
+MODULES = {nn.GELU: "gelu", nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.SiLU: "silu", nn.Tanh: "tanh"}
 
 
 def _parts_of_modules(name: str, modules: list[nn.Module]) -> tuple[list[Any], Activation]:
     modules = [m for m in modules if not isinstance(m, nn.Identity) and not _is_idle(m)]
     linear = modules[::2]
     found = {activation_of(module) for module in modules[1::2]}
-    if not all(isinstance(m, nn.Linear) for m in linear) or None in found or len(found) > 1:
+    if not all(_computes(m, nn.Linear) for m in linear) or None in found or len(found) > 1:
         kinds = ", ".join(type(module).__name__ for module in modules)
         raise ValueError(
             f"{name} must be torch.nn.Linear and one activation of {', '.join(ACTIVATIONS)} by turns; "
             f"got {kinds}: {ELSEWHERE}"
         )
     kind, slope = found.pop() if found else ("relu", SLOPE)
-    return [with_bias(m.weight, m.bias) for m in linear], Activation(kind, slope, len(modules) % 2 == 0)
+    return [layer_of(m) for m in linear], Activation(kind, slope, len(modules) % 2 == 0)
+
+
+def _computes(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what that class does: subclasses may do something else."""
+    return getattr(type(module), "forward", None) is kind.forward
+
+
+def layer_of(module: nn.Module) -> Layer:
+    """Weight and bias of a linear layer, which is not called."""
+    if module._forward_pre_hooks and "weight" in vars(module):
+        raise ValueError(
+            f"the weight of {module} is made by a hook when it is called, as by weight_norm or pruning: use "
+            "torch.nn.utils.parametrizations, or torch.nn.utils.prune.remove"
+        )
+    return with_bias(module.weight, module.bias)
 
 
 def with_bias(weight: Tensor, bias: Tensor | None) -> Layer:
@@ -109,18 +126,11 @@ def _is_idle(module: nn.Module) -> bool:
 
 def activation_of(module: nn.Module) -> tuple[str, float] | None:
     """Name and slope of a module of torch.nn."""
-    match module:
-        case nn.GELU():
-            return ("gelu_tanh" if module.approximate == "tanh" else "gelu"), SLOPE
-        case nn.ReLU():
-            return "relu", SLOPE
-        case nn.LeakyReLU():
-            return "leaky_relu", float(module.negative_slope)
-        case nn.SiLU():
-            return "silu", SLOPE
-        case nn.Tanh():
-            return "tanh", SLOPE
-    return None
+    kind = next((kind for kind in MODULES if _computes(module, kind)), None)
+    if kind is nn.GELU and module.approximate == "tanh":
+        return "gelu_tanh", SLOPE
+    slope = float(module.negative_slope) if kind is nn.LeakyReLU else SLOPE
+    return None if kind is None else (MODULES[kind], slope)
 
 
 def _check_layer(name: str, layer: Any, like: Tensor) -> None:
@@ -133,6 +143,8 @@ def _check_layer(name: str, layer: Any, like: Tensor) -> None:
             got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             also = ": give zeros for a layer without bias" if what == "bias" else ""
             raise TypeError(f"the {what} of {name} must be a floating-point tensor; got {got}{also}")
+        if isinstance(tensor, UninitializedParameter):
+            raise ValueError(f"the {what} of {name} has no shape before the layer's first call: call it once")
         if tensor.device != like.device:
             raise ValueError(
                 f"all tensors must be on one device; the {what} of {name} is on {tensor.device}, others on "

@@ -1,6 +1,7 @@
 """Convolutions of PyTorch Geometric on edge_mlp: the same results and gradients, and what is left."""
 
 import copy
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -99,13 +100,45 @@ def test_other_numbers_of_coordinates(dims: int):
     torch.testing.assert_close(*results)
 
 
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def with_hook(layer):
+    layer.nn[0].register_forward_hook(lambda module, args, out: 2 * out)
+    return layer
+
+
+def test_parameters_can_be_drawn_anew():
+    model = nn.ModuleList([theirs.EdgeConv(network(12, 6)), theirs.PointTransformerConv(6, 6)])
+    before = copy.deepcopy(model.state_dict())
+    assert replace(model).replaced
+    for layer in model:
+        layer.reset_parameters()
+    assert all(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_edges_of_other_points_are_refused():
+    model = nn.ModuleList([theirs.EdgeConv(network(12, 6))])
+    replace(model)
+    for row, least in itertools.product((0, 1), (-1, 2)):
+        edges = torch.arange(3).repeat(2, 1)
+        edges[row] += least
+        with pytest.raises(IndexError, match=rf"{('sources', 'targets')[row]} from 0 to 2; got {least} to"):
+            model[0](torch.rand(3, 6), edges)
+
+
 def test_layers_that_cannot_be_replaced_say_why():
     unknown = nn.Sequential(nn.Linear(6, 6), nn.Softplus(), nn.Linear(6, 6))
     left = {
         "aggregation": (theirs.EdgeConv(network(6, 6), aggr="min"), "expected aggr max, mean, sum or add"),
         "activation": (theirs.EdgeConv(unknown), "Softplus"),
         "dropout": (theirs.EdgeConv(theirs.MLP([6, 6, 6], norm=None, dropout=0.5)), "dropout"),
-        "none": (theirs.PointNetConv(), "cannot run on pairs"),
+        "none": (theirs.PointNetConv(), "expected a network with parameters; it is None"),
+        "lazy": (theirs.EdgeConv(theirs.Linear(-1, 6)), "no shape before its first call"),
+        "hooks": (with_hook(theirs.EdgeConv(network(6, 6))), "it has hooks"),
+        "subclass": (theirs.EdgeConv(nn.Sequential(Scaled(6, 6))), "got Scaled"),
         "dims": (theirs.PointTransformerConv(6, 6, network(4, 6)), "of 2 or 3 coordinates; its pos_nn"),
     }
     model = nn.ModuleDict({name: layer for name, (layer, _) in left.items()})

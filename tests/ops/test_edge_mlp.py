@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import prune
 
 from pointproj import NeighborList, Neighbors, edge_mlp, knn, radius_neighbors
 from pointproj.nn import EdgeMLP
@@ -323,6 +325,12 @@ class TestWrongArguments:
             ({"layers": [(torch.rand(4, 9), torch.rand(4))]}, r"8 columns \(5 of the feature, 3 of the rel"),
             ({"layers": nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1))}, "one activation of gelu"),
             ({"layers": [(torch.rand(8, 8), torch.rand(8))] * 2, "activation": "gelo"}, "gelo"),
+            ({"layers": nn.Sequential(type("Own", (nn.Linear,), {"forward": abs})(8, 4))}, "got Own"),
+            ({"layers": nn.Sequential(prune.identity(nn.Linear(8, 4), "weight"))}, "made by a hook when"),
+            (
+                {"layers": [(UninitializedParameter(), torch.rand(4))]},
+                "no shape before the layer's first call",
+            ),
             ({"multiply_features": True}, "must have 5 outputs"),
             ({"multiply_features": "mean"}, "a bool, 'only' or a tensor of factors"),
             ({"multiply_features": torch.rand(30, 4)}, r"multiply_features must have shape \(31, 'out'\)"),
