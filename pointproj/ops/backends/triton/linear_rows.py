@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pointproj.ops.backends.triton.arithmetic import load_points
-from pointproj.ops.backends.triton.pairs import EXACT, precision, shared_memory, width_of
+from pointproj.ops.backends.triton.pairs import precision, shared_memory, width_of
 from pointproj.ops.bridge.torch_op import signed
 from pointproj.ops.bridge.triton_op import INTERPRETED, cdiv, launch, runs_kernels, triton_op
 from pointproj.ops.specification.clouds import finite_rows
@@ -54,7 +54,7 @@ def linear_of_rows(
 
 def _serves(rows: Tensor, width: int, other: int) -> bool:
     """Whether a layer and two tiles of rows of both widths fit the shared memory of a multiprocessor."""
-    is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() == EXACT)
+    is_exact = rows.dtype == torch.float64 or (rows.dtype == torch.float32 and precision() != "tf32")
     numbers = width * other + 2 * LAUNCH["TILE"] * (width + other)
     fits = numbers * max(4, rows.element_size()) <= shared_memory(rows)
     return fits and max(width, other) <= (MOST_EXACT if is_exact else MOST_CHANNELS)

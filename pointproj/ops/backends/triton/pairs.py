@@ -35,7 +35,7 @@ LAUNCH = {
     "inputs": {**_COMMON, "BLOCK": 64},
 }
 STEPS = (16, 8, 4)
-THREE_PRODUCTS = "tf32x3"
+EXACT = "tf32x3"
 MOST_CHANNELS = 256
 NARROW = 64
 CHUNK_BYTES = 2**28
@@ -119,7 +119,7 @@ def fits(like: Tensor, width: int, weights: int = 0) -> bool:
     size = max(options["PAIRS"] for options in LAUNCH.values())
     block = max(options.get("BLOCK", 0) for options in LAUNCH.values())
     numbers = max((size + block) * width + 3 * size * 64, size * width + weights)
-    if like.dtype == torch.float32 and precision(width) == THREE_PRODUCTS:  # each tensor is two
+    if like.dtype == torch.float32 and precision(width) == EXACT:  # each tensor is two
         numbers = 2 * max((2 * size + 32) * width, size * width + weights)
     return width <= MOST_CHANNELS and numbers * like.element_size() <= shared_memory(like)
 
@@ -151,7 +151,7 @@ def precision(width: int = 0) -> str:
     """How fp32 is multiplied: as torch multiplies it; layers of many channels by three products of TF32."""
     if torch.backends.cuda.matmul.allow_tf32:
         return "tf32"
-    return THREE_PRODUCTS if width > 32 else "ieee"
+    return EXACT if width > 32 else "ieee"
 
 
 def rows_of_places(inputs: dict[str, Any]) -> Tensor:
