@@ -157,7 +157,7 @@ def linear_of_rows(
 def finite_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (N, C), those that are not finite as zeros; and (N, 1), NaN for these and 0 for the others."""
     if not rows.shape[1]:
-        return rows, rows.new_zeros(len(rows), 1)
+        return rows, rows.new_zeros(rows.shape[0], 1)
     largest = torch.linalg.vector_norm(rows.detach(), torch.inf, dim=1, keepdim=True)
     missing = (largest * 0).to(rows.dtype)
     return torch.where(missing == 0, rows, 0.0), missing
