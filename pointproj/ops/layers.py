@@ -188,7 +188,7 @@ def _check_row_splits(splits: Any, indices: Tensor, clouds: int) -> None:
             f"neighbors.indices of a NeighborList must have shape (pairs,); got {tuple(indices.shape)}"
         )
     check_dtype("neighbors.row_splits", splits, INDICES, "an int32 or int64 tensor")
-    if splits.ndim != 1 or not len(splits) or (len(splits) - 1) % max(1, clouds):
+    if splits.ndim != 1 or not splits.shape[0] or (splits.shape[0] - 1) % max(1, clouds):
         raise ValueError(
             f"neighbors.row_splits must have shape (queries + 1,), with equally many queries in each of "
             f"{max(1, clouds)} clouds; got {tuple(splits.shape)}"
@@ -197,7 +197,7 @@ def _check_row_splits(splits: Any, indices: Tensor, clouds: int) -> None:
     if not is_readable(splits):
         return
     first, last, slots = splits[0].item(), splits[-1].item(), len(indices)
-    if first or last > slots or (len(splits) > 1 and splits.diff().min().item() < 0):
+    if first or last > slots or (splits.shape[0] > 1 and splits.diff().min().item() < 0):
         raise ValueError(
             f"neighbors.row_splits must rise from 0 to at most {slots}, the slots of neighbors.indices; got "
             f"{first} to {last}"

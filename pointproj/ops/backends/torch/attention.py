@@ -21,7 +21,7 @@ def attend(
     scale: float,
 ) -> Tensor:
     """The specification, for packed tensors of one dtype: (Q, H * D), (N, H * D) twice, (pairs or 0, H)."""
-    pairs = ListedPairs(rows_in_packed(rows, keys, missing=len(keys)), row_splits, len(keys))
+    pairs = ListedPairs(rows_in_packed(rows, keys, missing=keys.shape[0]), row_splits, keys.shape[0])
     of_heads = (x.unflatten(-1, (heads, -1)).unbind(1) for x in (queries, keys, values))
     results = []
     for head, (query, key, value) in enumerate(zip(*of_heads, strict=True)):
