@@ -15,11 +15,10 @@ from torch import Tensor
 
 from pointproj.ops.backends.torch import edge_mlp as plain
 from pointproj.ops.backends.triton import pairs
+from pointproj.ops.backends.triton.activations import NUMBER_OF, activated
 from pointproj.ops.backends.triton.edge_mlp import edge_mlp as one_activation
 from pointproj.ops.backends.triton.pairs import (
-    NUMBER_OF,
     OF_LAYER,
-    activated,
     add_bias,
     add_layer_of_places,
     add_places,

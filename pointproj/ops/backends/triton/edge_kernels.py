@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
+from pointproj.ops.backends.triton.activations import activated
 from pointproj.ops.backends.triton.arithmetic import load_points, rounded_root
-from pointproj.ops.backends.triton.pairs import COPIES, OF_LAYER, activated, lists_of
+from pointproj.ops.backends.triton.pairs import COPIES, OF_LAYER, lists_of
 
 SLOTS = tl.constexpr(16)  # that are counted at once
 

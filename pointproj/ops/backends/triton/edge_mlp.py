@@ -15,11 +15,10 @@ from torch import Tensor
 from pointproj.ops.backends.torch import edge_mlp as plain
 from pointproj.ops.backends.torch.edge_mlp import edge_mlp  # noqa: F401
 from pointproj.ops.backends.torch.pair_lists import PairLists
+from pointproj.ops.backends.triton.activations import IDENTITY, NUMBER_OF
 from pointproj.ops.backends.triton.edge_kernels import gradient_kernel, sum_kernel
 from pointproj.ops.backends.triton.pairs import (
     COPIES,
-    IDENTITY,
-    NUMBER_OF,
     OF_LAYER,
     in_space,
     precision,

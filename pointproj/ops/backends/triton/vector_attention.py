@@ -22,7 +22,8 @@ from torch.nn.functional import linear
 
 from pointproj.ops.backends.torch import vector_attention as plain
 from pointproj.ops.backends.triton import pairs
-from pointproj.ops.backends.triton.pairs import IDENTITY, NUMBER_OF, OF_LAYER
+from pointproj.ops.backends.triton.activations import IDENTITY, NUMBER_OF
+from pointproj.ops.backends.triton.pairs import OF_LAYER
 from pointproj.ops.backends.triton.vector_kernels import attend_gradient_kernel, attend_kernel, inputs_kernel
 from pointproj.ops.backends.triton.vector_narrow import narrow_gradient_kernel, narrow_kernel
 from pointproj.ops.bridge.torch_op import signed, torch_op

@@ -6,8 +6,8 @@ See :mod:`pointproj.ops.backends.triton.vector_attention`.
 import triton
 import triton.language as tl
 
+from pointproj.ops.backends.triton.activations import activated
 from pointproj.ops.backends.triton.pairs import (
-    activated,
     add_bias,
     add_layer_of_places,
     add_places,

@@ -6,9 +6,9 @@ See :mod:`pointproj.ops.backends.triton.vector_attention`. They need no memory f
 import triton
 import triton.language as tl
 
+from pointproj.ops.backends.triton.activations import activated
 from pointproj.ops.backends.triton.pairs import (
     OF_LAYER,
-    activated,
     add_bias,
     add_product,
     columns_of_places,
