@@ -42,9 +42,10 @@ struct HashTable {
   // near in the table too, so that points and features are still in the cache when the next row reads them. Such curves
   // lie one behind the other along the longer of the two sides.
   POINTPROJ_FN int row(int y, int z) const {
-    const int common = lesser(bits[1], bits[2]);
-    const unsigned low = (1u << common) - 1, y_beyond = (size(1) - 1) & ~low, z_beyond = (size(2) - 1) & ~low;
-    const unsigned curve = ((y & y_beyond) | (z & z_beyond)) << common;
+    const bool is_longer_y = bits[1] > bits[2];
+    const int common = is_longer_y ? bits[2] : bits[1], longer = is_longer_y ? bits[1] : bits[2];
+    const unsigned low = (1u << common) - 1, beyond = (1u << longer) - (1u << common);
+    const unsigned curve = ((is_longer_y ? y : z) & beyond) << common;
     const unsigned row = interleaved(y & low) | (interleaved(z & low) << 1) | curve;
     return base + static_cast<int>(row << bits[0]);
   }
