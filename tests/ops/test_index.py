@@ -129,3 +129,25 @@ def test_something_else_is_no_index():
     points = torch.rand(20, 3)
     with pytest.raises(TypeError, match=r"index must come from pointproj.build_index; got Tensor"):
         pointproj.knn(points, points, 2, index=points)
+
+
+@pytest.mark.parametrize("size", [(0.01, 1, 1), (1, 0.01, 1), (1, 1, 0.01), (1, 1, 1)])
+def test_cells_of_a_large_cloud_seldom_share_slots(size: tuple[float, ...]):
+    """Pairs of points in one slot of the hash grid: at most twice those in one cell, also in a thin cloud."""
+    if load("native").unavailable():
+        pytest.skip(load("native").unavailable())
+    generator = torch.Generator().manual_seed(0)
+    radius, count = 0.015 if min(size) < 1 else 0.05, 9_001
+    points, queries = (torch.rand(n, 3, generator=generator) * torch.tensor(size) for n in (count, 31))
+    features = torch.randn(count, 5, generator=generator, requires_grad=True)
+    made = []
+    for backend in ("native", "torch"):
+        values = pointproj.radius_aggregate(queries, points, features, radius, backend=backend)
+        made.append((values, *torch.autograd.grad(values.square().sum(), features)))
+    torch.testing.assert_close(*made)
+    (table,) = pointproj.build_index(points, radius=radius, backend="native").tables["radius"]
+    behind_points = 4 * (count + 16) + 2  # with what is read ahead, the width of cells, the bits of axes
+    slots = table[behind_points:].clamp(max=count).diff()[: 4 * count + 2]
+    _, cells = (points / radius).floor().unique(dim=0, return_counts=True)
+    assert slots.sum() == count
+    assert slots.square().sum() < 2 * cells.square().sum()

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import pointproj
 from pointproj.ops import registry
 from pointproj.ops.backends import BackendUnavailable
 from pointproj.ops.backends.native import build, compiler
@@ -244,26 +243,6 @@ for operator, size in ((pointproj.knn_aggregate, 7), (pointproj.radius_aggregate
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["CppFunction"] * 2, done.stderr
-
-
-@pytest.mark.parametrize("size", [(0.01, 1, 1), (1, 0.01, 1), (1, 1, 0.01), (1, 1, 1)])
-def test_cells_of_a_large_cloud_seldom_share_slots(size: tuple[float, ...]):
-    """Pairs of points in one slot of the hash grid: at most twice those in one cell, also in a thin cloud."""
-    generator = torch.Generator().manual_seed(0)
-    radius, count = (0.015, 9_001) if min(size) < 1 else (0.05, 9_001)
-    points, queries = (torch.rand(n, 3, generator=generator) * torch.tensor(size) for n in (count, 31))
-    features = torch.randn(count, 5, generator=generator, requires_grad=True)
-    made = []
-    for backend in ("native", "torch"):
-        values = pointproj.radius_aggregate(queries, points, features, radius, backend=backend)
-        made.append((values, *torch.autograd.grad(values.square().sum(), features)))
-    torch.testing.assert_close(*made)
-    (table,) = pointproj.build_index(points, radius=radius, backend="native").tables["radius"]
-    behind_points = 4 * (count + 16) + 2  # with what is read ahead, the width of cells, the bits of axes
-    slots = table[behind_points:].clamp(max=count).diff()[: 4 * count + 2]
-    _, cells = (points / radius).floor().unique(dim=0, return_counts=True)
-    assert slots.sum() == count
-    assert slots.square().sum() < 2 * cells.square().sum()
 
 
 @pytest.mark.slow

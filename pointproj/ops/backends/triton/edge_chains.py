@@ -16,7 +16,6 @@ from torch import Tensor
 from pointproj.ops.backends.torch import edge_mlp as plain
 from pointproj.ops.backends.triton import pairs
 from pointproj.ops.backends.triton.activations import NUMBER_OF, activated
-from pointproj.ops.backends.triton.edge_mlp import edge_mlp as one_activation
 from pointproj.ops.backends.triton.pairs import (
     OF_LAYER,
     add_bias,
@@ -50,7 +49,7 @@ def edge_mlp(*args: Any) -> Tensor:
     """See :meth:`pointproj.ops.registry.Backend.edge_mlp`."""
     inputs = dict(zip(plain.EDGE_MLP.parameters, args, strict=True))
     runs = runs_kernels(inputs["rows"]) and not torch.are_deterministic_algorithms_enabled()
-    return _edge_chains(*args)[0] if runs and _is_served(inputs) else one_activation(*args)
+    return _edge_chains(*args)[0] if runs and _is_served(inputs) else plain.edge_mlp(*args)
 
 
 def _is_served(inputs: dict[str, Any]) -> bool:

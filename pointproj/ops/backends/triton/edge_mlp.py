@@ -13,7 +13,6 @@ import triton
 from torch import Tensor
 
 from pointproj.ops.backends.torch import edge_mlp as plain
-from pointproj.ops.backends.torch.edge_mlp import edge_mlp  # noqa: F401
 from pointproj.ops.backends.torch.pair_lists import PairLists
 from pointproj.ops.backends.triton.activations import IDENTITY, NUMBER_OF
 from pointproj.ops.backends.triton.edge_kernels import gradient_kernel, sum_kernel
