@@ -204,10 +204,16 @@ def _check_row_splits(splits: Any, indices: Tensor, clouds: int) -> None:
         )
 
 
+def _number_of(neighbors: Any) -> int:
+    """How many lists there are."""
+    indices = neighbors.indices
+    return math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+
+
 def check_lists(neighbors: Any, query_points: Tensor, reference_points: Tensor) -> None:
     """A list of these points for each query point. Values on a GPU are not read."""
     indices, queries = neighbors.indices, query_points.shape[:-1]
-    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    count = _number_of(neighbors)
     if (indices.ndim > 1 and indices.shape[:-1] != queries) or count != math.prod(queries):
         raise ValueError(
             f"neighbors must have a list for each of {math.prod(queries)} query points; got {count} lists, "
@@ -257,7 +263,7 @@ def check_attention(
         raise ValueError(f"values must have the shape of keys, {shape}; got {tuple(values.shape)}")
     if shape[-1] % heads:
         raise ValueError(f"keys must have a multiple of {heads} channels, equal {parts}; got {shape}")
-    count = math.prod(indices.shape[:-1]) if indices.ndim > 1 else neighbors.row_splits.shape[0] - 1
+    count = _number_of(neighbors)
     rows = queries.shape[:-1]
     if queries.ndim != keys.ndim or queries.shape[-1] != shape[-1] or math.prod(rows) != count:
         raise ValueError(

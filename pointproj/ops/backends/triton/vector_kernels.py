@@ -66,15 +66,31 @@ def score_inputs(keys, queries, products, row, own, hit, slot, s, scores, channe
 
 
 @triton.jit
+def ended(
+    made, last_bias, groups, LASTS: tl.constexpr, GROUPS: tl.constexpr, ACT: tl.constexpr,
+    SLOPE: tl.constexpr, ENDS: tl.constexpr,
+):  # fmt: skip
+    """Scores (P, GROUPS) from a product with LASTS columns, those beyond the groups 0.
+
+    With them the derivative of the activation that ENDS them.
+    """
+    if LASTS > GROUPS:
+        made = tl.sum(tl.reshape(made, [made.shape[0], LASTS // GROUPS, GROUPS]), 1)
+    slope = tl.full([made.shape[0], GROUPS], 1.0, made.dtype)
+    if ENDS:
+        g = tl.arange(0, GROUPS)
+        made += tl.load(last_bias + g, mask=g < groups, other=0.0)[None, :]
+        made, slope = activated(made, ACT, SLOPE)
+    return made, slope
+
+
+@triton.jit
 def scores_of(
     keys, queries, products, last, last_bias, row, own, hit, slot, scores, groups, channels,
     LASTS: tl.constexpr, GROUPS: tl.constexpr, PRECISION: tl.constexpr, ACT: tl.constexpr,
     SLOPE: tl.constexpr, ENDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Scores (P, GROUPS), behind the activation that ENDS them, and its derivative.
-
-    A product has LASTS columns, those beyond the groups are 0.
-    """
+    """Scores (P, GROUPS), and the derivative of the activation that ENDS them."""
     lasts = tl.arange(0, LASTS)
     made = tl.zeros([row.shape[0], LASTS], products.dtype.element_ty)
     for start in range(0, scores, BLOCK):
@@ -82,14 +98,7 @@ def scores_of(
         u, _ = score_inputs(keys, queries, products, row, own, hit, slot, s, scores, channels)
         active, _ = activated(u, ACT, SLOPE)
         made = times(active, last, s, scores, 1, lasts, groups, scores, made, PRECISION)
-    if LASTS > GROUPS:
-        made = tl.sum(tl.reshape(made, [row.shape[0], LASTS // GROUPS, GROUPS]), 1)
-    slope = tl.full([row.shape[0], GROUPS], 1.0, made.dtype)
-    if ENDS:
-        g = tl.arange(0, GROUPS)
-        made += tl.load(last_bias + g, mask=g < groups, other=0.0)[None, :]
-        made, slope = activated(made, ACT, SLOPE)
-    return made, slope
+    return ended(made, last_bias, groups, LASTS, GROUPS, ACT, SLOPE, ENDS)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from pointproj.ops.backends.triton.pairs import (
     tile_of_pairs,
     times,
 )
-from pointproj.ops.backends.triton.vector_kernels import channels_of
+from pointproj.ops.backends.triton.vector_kernels import channels_of, ended
 
 
 @triton.jit
@@ -64,21 +64,11 @@ def scores_of(
     active, last, last_bias, s, scores, groups, LASTS: tl.constexpr, GROUPS: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, ENDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores (P, GROUPS), and the derivative of the activation that ENDS them.
-
-    A product has LASTS columns, those beyond the groups are 0.
-    """
+    """Scores (P, GROUPS), and the derivative of the activation that ENDS them."""
     g = tl.arange(0, LASTS)
     made = tl.zeros([active.shape[0], LASTS], active.dtype)
     made = times(active, last, s, scores, 1, g, groups, scores, made, PRECISION)
-    if LASTS > GROUPS:
-        made = tl.sum(tl.reshape(made, [active.shape[0], LASTS // GROUPS, GROUPS]), 1)
-    slope = tl.full([active.shape[0], GROUPS], 1.0, made.dtype)
-    if ENDS:
-        g = tl.arange(0, GROUPS)
-        made += tl.load(last_bias + g, mask=g < groups, other=0.0)[None, :]
-        made, slope = activated(made, ACT, SLOPE)
-    return made, slope
+    return ended(made, last_bias, groups, LASTS, GROUPS, ACT, SLOPE, ENDS)
 
 
 @triton.jit
